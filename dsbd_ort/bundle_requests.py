@@ -78,6 +78,11 @@ class BundleRequests:
     ) -> DecodingRequest:
         """Return a validated request of what the engines read; see ``prepare``."""
         config = self.config(options)
+        if config.prompt_logprobs and inputs.source is not None:
+            raise InputError(
+                "prompt_logprobs is true, but the prompt has sounds, whose rows are no tokens; "
+                "leave it out"
+            )
         stops, token_ids = config.stop_strings, inputs.prompt_ids
         room = self.bundle.context_length - len(token_ids)
         gives_length = isinstance(options, DecodingConfig) or "max_new_tokens" in options

@@ -1,7 +1,6 @@
-"""Conversations with sounds as prompts: token ids, and an encoder's rows at their placeholders.
+"""Conversations with sounds as prompts, by the checkpoint's chat template.
 
-The chat template shows each sound as one placeholder token, which is repeated for each row that the
-encoder returns for the sound. A placeholder that somebody types is text, not a token.
+The template shows each sound as one placeholder token. A placeholder that somebody types is text.
 """
 
 from __future__ import annotations
@@ -14,13 +13,13 @@ from dataclasses import replace
 from typing import Any, TypeGuard, cast
 
 from dsbd_forward.forward import Source
+from dsbd_ort.given_prompts import given_inputs
 from dsbd_ort.speech.audio import MOST_SECONDS
 from dsbd_ort.speech.log_mel import FORMS, LogMel, Samples
 from dsbd_ort.speech.speech_request import Audio, read_samples
 from dsbd_runtime.bundle_files.bundle import Bundle
 from dsbd_runtime.errors import CapacityError, InputError
 from dsbd_runtime.parts.given_medium import ChunkedSound
-from dsbd_runtime.parts.given_prompt import GivenPrompt
 from dsbd_runtime.text.chat_messages import MediaPart, Message
 from dsbd_runtime.text.chat_template import ChatTemplate
 from dsbd_runtime.text.tokenizer import Tokenizer
@@ -51,7 +50,7 @@ class MediaReader:
         self.medium = medium = given.medium
         self.context_length = bundle.context_length
         self._most_rows = _MOST_CONTEXTS * bundle.context_length
-        self._placeholder_id = given.placeholder_token_id
+        self._given = given
         self._placeholder = tokenizer.piece(given.placeholder_token_id)
         self._tokenizer = tokenizer
         self._chat_template = chat_template
@@ -90,14 +89,15 @@ class MediaReader:
         text = self._chat_template().render(
             messages, add_generation_prompt=add_generation_prompt, variables=variables
         )
-        counts = [self.num_rows(len(samples)) for samples in sounds]
-        token_ids = self._token_ids(text + answer, counts)
-        self._check_length(len(token_ids), counts)
-        if not sounds:
-            return MediaPrompt(token_ids, None)
-        pieces = [piece for samples in sounds for piece in self.medium.pieces(self._mel(samples))]
-        source = GivenPrompt.at_placeholders(token_ids, self._placeholder_id, pieces)
-        return MediaPrompt(token_ids, source)
+        token_ids = self._token_ids(text + answer)
+        if (number := token_ids.count(self._given.placeholder_token_id)) != len(sounds):
+            raise InputError(
+                f"the chat template of this model shows {number} of {len(sounds)} sounds; give "
+                "sounds in messages that it reads, such as those of the role 'user'"
+            )
+        self._check_length(len(token_ids), [self.num_rows(len(samples)) for samples in sounds])
+        inputs = given_inputs(self._given, token_ids, [self._mel(samples) for samples in sounds])
+        return MediaPrompt(inputs.prompt_ids, inputs.source)
 
     def num_rows(self, num_samples: int) -> int:
         """Return how many rows of the prompt a sound is."""
@@ -143,26 +143,21 @@ class MediaReader:
         except InputError as error:
             raise InputError(f"{place}: {error}") from error
 
-    def _token_ids(self, text: str, counts: Sequence[int]) -> list[int]:
-        """Return the tokens of a rendered text; ``counts``: rows of each sound."""
-        around, token, tokenizer = text.split(self._placeholder), self._placeholder, self._tokenizer
-        if len(around) != len(counts) + 1:
-            raise InputError(
-                f"the chat template of this model shows {len(around) - 1} of {len(counts)} sounds; "
-                "give sounds in messages that it reads, such as those of the role 'user'"
-            )
-        if self._typed in text:
-            token, tokenizer = self._renamed, self._tokenizer_of_typed
-            around = [each.replace(self._typed, self._placeholder) for each in around]
-        rows = [token * count for count in counts]
-        filled = "".join(before + row for before, row in zip(around, [*rows, ""], strict=True))
-        return tokenizer.encode(filled, add_special_tokens=False)
+    def _token_ids(self, text: str) -> list[int]:
+        """Return the tokens of a rendered text, with one placeholder for each sound."""
+        if self._typed not in text:
+            return self._tokenizer.encode(text, add_special_tokens=False)
+        text = text.replace(self._placeholder, self._renamed)
+        text = text.replace(self._typed, self._placeholder)
+        return self._tokenizer_of_typed.encode(text, add_special_tokens=False)
 
     @functools.cached_property
     def _tokenizer_of_typed(self) -> Tokenizer:
         return self._tokenizer.with_renamed(self._placeholder, self._renamed)
 
     def _check_length(self, num_tokens: int, counts: Sequence[int]) -> None:
+        """Raise CapacityError for a longer prompt than the context; ``counts``: rows of sounds."""
+        num_tokens += sum(counts) - len(counts)
         if num_tokens >= self.context_length:
             raise CapacityError(
                 f"the prompt has {num_tokens} tokens, {sum(counts)} of them the rows of "

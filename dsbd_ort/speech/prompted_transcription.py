@@ -55,6 +55,7 @@ _NEVER = {
     "no_speech_threshold": "this model itself says if nobody speaks",
 }
 """Options of other speech models, and why this kind refuses them."""
+_SEARCH = {"temperature": 0.0}  # a search even where the default of prompts is to sample
 _DEFAULTS: dict[str, Any] = {
     "temperature": 0.0,
     "hot_word_gain": 0.0,  # its prompt has the words
@@ -111,7 +112,7 @@ class PromptedTranscription(Transcription):
         self._rate = reader.medium.sampling_rate
         self._samples = samples
         request = prompted_request(options, pipeline, vocab_size, reader.context_length)
-        super().__init__(pipeline, request, len(samples) / self._rate, {})
+        super().__init__(pipeline, request, len(samples) / self._rate, _SEARCH)
         context = context_of(options)
         self._system: list[Message] = [{"role": "system", "content": context}] if context else []
         name = PromptedLanguages.languages.get(request.language or "")
