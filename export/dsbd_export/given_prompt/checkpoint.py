@@ -13,6 +13,7 @@ from dsbd_export.given_prompt.kinds import GIVEN_KINDS, GivenKind
 from dsbd_runtime.bundle_files.bundle import ModelEntry
 from dsbd_runtime.errors import BundleError
 from dsbd_runtime.parts.given_rows import GivenEntry
+from dsbd_runtime.typed_json import typed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,8 +40,9 @@ def read_given_prompt(files: CheckpointFiles) -> GivenCheckpoint:
     """Return the description of a model; raise ExportError if it is not supported."""
     checkpoint = read_decoder(files)
     _check_options(checkpoint, files.options)
-    given = GIVEN_KINDS[checkpoint.family].entry(files)
+    found = dataclasses.asdict(GIVEN_KINDS[checkpoint.family].entry(files))
     try:
+        given = typed(GivenEntry, found, "the config")
         given.check(checkpoint.vocab_size, len(checkpoint.layer_masks), "the config")
     except BundleError as error:
         reason = str(error).removesuffix("; export the bundle again")
