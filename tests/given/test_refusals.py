@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -62,7 +64,7 @@ def changed(folder, tmp_path, name, change):
     """Return a copy of the checkpoint with other content of one of its files; no weights."""
     copy = tmp_path / "changed"
     copy.mkdir()
-    for file in folder.glob("*.json"):
+    for file in [*folder.glob("*.json"), *folder.glob("*.jinja")]:
         (copy / file.name).write_bytes(file.read_bytes())
     content = json.loads((copy / name).read_text())
     change(content)
@@ -93,6 +95,13 @@ CHANGES = [
 def test_contradictory_checkpoints(folder, tmp_path, name, change, words):
     with pytest.raises(ExportError, match=words):
         opened(changed(folder, tmp_path, name, change))
+
+
+def test_a_checkpoint_without_chat_template(folder, tmp_path):
+    copied = Path(shutil.copytree(folder, tmp_path / "copied"))
+    (copied / "chat_template.jinja").unlink()
+    with pytest.raises(ExportError, match="has no usable chat template"):
+        opened(copied)
 
 
 def test_a_context_without_room_for_a_sound(folder):

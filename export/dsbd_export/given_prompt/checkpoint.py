@@ -13,6 +13,7 @@ from dsbd_export.given_prompt.kinds import GIVEN_KINDS, GivenKind
 from dsbd_runtime.bundle_files.bundle import ModelEntry
 from dsbd_runtime.errors import BundleError
 from dsbd_runtime.parts.given_rows import GivenEntry
+from dsbd_runtime.text.chat_template import ChatTemplate
 from dsbd_runtime.typed_json import typed
 
 
@@ -49,6 +50,8 @@ def read_given_prompt(files: CheckpointFiles) -> GivenCheckpoint:
         raise ExportError(
             f"the {files.role} at {files.folder} cannot be exported: {reason}; check config.json"
         ) from error
+    if files.role == "target":
+        _check_template(files)
     fields = {
         field.name: getattr(checkpoint, field.name) for field in dataclasses.fields(Checkpoint)
     }
@@ -64,6 +67,17 @@ def _check_options(checkpoint: Checkpoint, options: ModelOptions) -> None:
                 f"{checkpoint.family}), whose prompts have rows of an encoder: its engines run on "
                 f"the CPU; use {name}={value!r}"
             )
+
+
+def _check_template(files: CheckpointFiles) -> None:
+    """Raise ExportError for a checkpoint whose conversations cannot be written as prompts."""
+    try:
+        ChatTemplate.from_folder(files.folder)
+    except BundleError as error:
+        raise ExportError(
+            f"the {files.role} at {files.folder} reads sound by conversations, but has no usable "
+            "chat template; copy chat_template.jinja of its base model"
+        ) from error
 
 
 def check_given_pair(
