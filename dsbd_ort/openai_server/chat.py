@@ -69,11 +69,11 @@ class AudioPart(BaseModel):
 
 def _kind_of_part(part: Any) -> str:
     kind = part.get("type") if isinstance(part, dict) else getattr(part, "type", None)
-    return "audio" if kind == "input_audio" else "text"
+    return "AudioPart" if kind == "input_audio" else "TextPart"  # neither is a field of a part
 
 
 ContentPart = Annotated[
-    Annotated[TextPart, Tag("text")] | Annotated[AudioPart, Tag("audio")],
+    Annotated[TextPart, Tag("TextPart")] | Annotated[AudioPart, Tag("AudioPart")],
     Discriminator(_kind_of_part),
 ]
 
