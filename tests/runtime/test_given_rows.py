@@ -42,7 +42,7 @@ class FakeEngine:
 
 
 class Binder:
-    """What a call binds."""
+    """Arrays that a call binds."""
 
     def __init__(self):
         self.arrays = {}
