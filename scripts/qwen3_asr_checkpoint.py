@@ -112,7 +112,8 @@ def write_qwen3_asr(
         audio: changes of the encoder's config.
         text: changes of the decoder's config.
     """
-    write_checkpoint(folder, qwen3_asr_config(audio, **text), deviation)
+    config = qwen3_asr_config(audio, **text)
+    write_checkpoint(folder, config, deviation)
     tokenizer = tiny_tokenizer(_TEXTS)
     spare = FIRST_SPECIAL - tokenizer.get_vocab_size()
     tokenizer.add_tokens([f"<|spare_{number}|>" for number in range(spare)])
@@ -126,7 +127,7 @@ def write_qwen3_asr(
     }
     features = {
         "feature_extractor_type": "Qwen3ASRFeatureExtractor",
-        "feature_size": NUM_MELS,
+        "feature_size": config.audio_config.num_mel_bins,
         "sampling_rate": 16_000,
         "hop_length": 160,
         "n_fft": 400,

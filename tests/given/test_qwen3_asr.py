@@ -115,25 +115,39 @@ def test_more_searches(given_pipe, reference):
     check_searches(given_pipe, reference, LENGTHS, (1, 2, 3))
 
 
+PUBLISHED = {  # widths of the published models over 16, three layers of each part
+    "0.6B": (
+        {"d_model": 56, "encoder_attention_heads": 14, "encoder_ffn_dim": 224},
+        {"hidden_size": 64, "intermediate_size": 192},
+    ),
+    "1.7B": (
+        {"d_model": 64, "encoder_attention_heads": 16, "encoder_ffn_dim": 256},
+        {"hidden_size": 128, "intermediate_size": 384},
+    ),
+}
+
+
 @pytest.mark.slow
-def test_the_encoder_of_the_published_sizes_of_sound(captures, tmp_path):
-    """128 mels and windows of 8 s; both parts with the layers' shapes of the 1.7B, narrower."""
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_the_published_shapes_of_both_parts(name, captures, tmp_path):
+    """128 mels, windows of 8 s, 16 heads that share 8 of keys."""
     from scripts.qwen3_asr_checkpoint import write_qwen3_asr
     from tests.exports import export_quietly
     from tests.given.sounds import Reference
 
-    audio = {"num_mel_bins": 128, "n_window_infer": 800, "encoder_layers": 3, "d_model": 64}
-    folder = write_qwen3_asr(tmp_path / "whole", audio=audio)
-    bundle = export_quietly(captures, tmp_path / "bundle", folder)
-    reference = Reference.of(folder)
-    with load_causal_lm(open_bundle(bundle), "target") as engine:
+    audio, text = PUBLISHED[name]
+    audio |= {"num_mel_bins": 128, "n_window_infer": 800, "encoder_layers": 3}
+    heads = {"num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 8}
+    folder = write_qwen3_asr(
+        tmp_path / "whole", audio=audio, deviation=0.1, num_hidden_layers=3, **heads, **text
+    )
+    bundle = open_bundle(export_quietly(captures, tmp_path / "bundle", folder))
+    reference, medium = Reference.of(folder), bundle.manifest.target.given.medium
+    with load_causal_lm(bundle, "target") as engine:
         encoder = engine.part(GivenRows).encoder
         for num_frames in (50, 800, 801, 3_000):
             features = noise(num_frames, num_mels=128)
-            pieces = open_bundle(bundle).manifest.target.given.medium.pieces(features)
-            found, wanted = (
-                np.concatenate(list(map(encoder.rows, pieces))),
-                reference.rows(features),
-            )
+            found = np.concatenate([encoder.rows(piece) for piece in medium.pieces(features)])
+            wanted = reference.rows(features)
             assert found.shape == wanted.shape
             assert np.abs(found - wanted).max() <= ENCODER_LIMIT * np.abs(wanted).max()

@@ -42,7 +42,7 @@ class FakeEngine:
 
 
 class Binder:
-    """What a call binds."""
+    """Arrays that a call binds."""
 
     def __init__(self):
         self.arrays = {}
@@ -78,7 +78,8 @@ def forward(positions, source):
     size = len(positions)
     mask = np.tri(size, dtype=np.bool_)
     none = np.arange(0)
-    return Forward(np.zeros(size, np.int64), np.array(positions), mask, none, source=source)
+    ids = np.full(size, ENTRY.placeholder_token_id)
+    return Forward(ids, np.array(positions), mask, none, source=source)
 
 
 SHORT = pieces_of(100, 17)  # 3 rows
@@ -166,6 +167,15 @@ def test_other_sources_are_refused():
         with pytest.raises(InputError, match="expected a GivenPrompt"):
             bound(part, forward([0], source))
     part.read(None)
+
+
+def test_the_source_of_another_prompt_is_refused():
+    part, wrong = part_with(FakeEngine()), forward([0, 1, 2], PROMPT)
+    wrong.token_ids = np.array([5, 9, 7])  # the first is not given
+    with pytest.raises(
+        InputError, match=r"the token 7 at the place of a given row, .* placeholder 9"
+    ):
+        bound(part, wrong)
 
 
 WRONG = [

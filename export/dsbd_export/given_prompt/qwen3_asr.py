@@ -6,7 +6,7 @@ length is computed window by window, exactly.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from transformers import PreTrainedConfig
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from dsbd_export.capture.forest_graph import Axis, Example
@@ -41,6 +42,8 @@ _ONE_WINDOW = "flash-one-window"
 def given_entry(files: CheckpointFiles) -> GivenEntry:
     """Return the entry of a checkpoint; raise ExportError if it contradicts itself."""
     config = files.config
+    for reason in _refusals(config):
+        raise ExportError(f"the {files.role} at {files.folder} cannot be exported: {reason}")
     audio, text = config.audio_config, config.get_text_config()
     if audio.output_dim != text.hidden_size:
         raise ExportError(
@@ -72,6 +75,17 @@ def given_entry(files: CheckpointFiles) -> GivenEntry:
         position_axes=1,
         medium=sound,
     )
+
+
+def _refusals(config: PreTrainedConfig) -> Iterator[str]:
+    """Yield why a checkpoint with this config is another model."""
+    if hasattr(config, "thinker_config"):
+        yield (
+            "it is in the layout of Qwen's own library; give the one in transformers' layout, "
+            "whose name ends in -hf"
+        )
+    if any("TokenClassification" in name for name in config.architectures or ()):
+        yield "it aligns texts to sounds, and writes no text; choose another checkpoint"
 
 
 def _settings(files: CheckpointFiles) -> dict[str, Any]:

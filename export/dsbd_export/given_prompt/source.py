@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from dsbd_export.capture.caches import RecordingCache
 from dsbd_export.capture.forest_graph import (
@@ -29,6 +30,7 @@ from dsbd_export.config import ModelOptions
 from dsbd_export.errors import ExportError
 from dsbd_export.gate.parity_engine import as_export_errors, parity_engine
 from dsbd_export.given_prompt.checkpoint import GivenCheckpoint
+from dsbd_export.given_prompt.kinds import GivenKind
 from dsbd_export.given_prompt.media import GivenCase, with_medium
 from dsbd_export.model_source import EngineGraph, ModelSource
 from dsbd_export.parity_cases import (
@@ -45,7 +47,7 @@ from dsbd_export.progress import Report
 from dsbd_runtime.bundle_files.bundle import ENCODER_FILE, ENCODER_WEIGHTS_FILE
 from dsbd_runtime.parts.attention_rows import POSITION_IDS
 from dsbd_runtime.parts.given_encoder import GIVEN_EMBEDDINGS
-from dsbd_runtime.parts.given_rows import GIVEN_ROWS, GivenRows
+from dsbd_runtime.parts.given_rows import GIVEN_ROWS, GivenEntry, GivenRows
 
 _LIMIT = 1e-4  # of the rows' own scale, in fp32: 5e-7 on tiny models
 _ROWS = Axis("E", 2, least=0)
@@ -54,10 +56,9 @@ _ROWS = Axis("E", 2, least=0)
 class ExportedGivenRows(ExportPart):
     """Given rows of a call, which replace the embeddings of their tokens."""
 
-    def __init__(self, checkpoint: GivenCheckpoint) -> None:
-        self._checkpoint = checkpoint
-        self._given, self._kind = checkpoint.given, checkpoint.kind
-        self._media = self._kind.media(self._given)
+    def __init__(self, checkpoint: Checkpoint, given: GivenEntry, kind: GivenKind) -> None:
+        self._checkpoint, self._given, self._kind = checkpoint, given, kind
+        self._media = kind.media(given)
         self._rows: list[NDArray[np.float32]] = []  # of each medium, by the model's own encoder
 
     def contract(self) -> ExportContract:
@@ -75,13 +76,19 @@ class ExportedGivenRows(ExportPart):
         return references
 
     def hook(self, model: Any, graph: Any) -> Hook:
+        given = self._given
+
         @contextlib.contextmanager
         def reading(call: CapturedCall) -> Iterator[None]:
-            rows, embeddings = call.inputs[GIVEN_ROWS], call.inputs[GIVEN_EMBEDDINGS]
-            of_tokens = model.get_input_embeddings()(call.arguments.pop("input_ids"))[0]
+            rows, arguments = call.inputs[GIVEN_ROWS], call.arguments
+            embeddings, *levels = call.inputs[GIVEN_EMBEDDINGS].split(given.width, dim=1)
+            of_tokens = model.get_input_embeddings()(arguments.pop("input_ids"))[0]
             # The model's own forward continues from here, with its multipliers.
-            call.arguments["inputs_embeds"] = of_tokens.index_put((rows,), embeddings)[None]
-            yield
+            arguments["inputs_embeds"] = of_tokens.index_put((rows,), embeddings)[None]
+            if given.position_axes > 1:
+                arguments["position_ids"] = arguments["position_ids"][:, None]  # (A, 1, S)
+            with added_after(model.get_decoder().layers, rows, levels):
+                yield
 
         return reading
 
@@ -115,6 +122,21 @@ class ExportedGivenRows(ExportPart):
         )
 
 
+@contextlib.contextmanager
+def added_after(layers: Sequence[Any], rows: Tensor, levels: Sequence[Tensor]) -> Iterator[None]:
+    """Add given rows, (E, W) for each level, to the outputs of the first layers in the block."""
+    with contextlib.ExitStack() as hooks:
+        for layer, level in zip(layers, levels, strict=False):
+
+            def added(_module: Any, _inputs: Any, output: Any, level: Tensor = level) -> Any:
+                if isinstance(output, tuple):
+                    return (output[0].index_add(1, rows, level[None]), *output[1:])
+                return output.index_add(1, rows, level[None])
+
+            hooks.callback(layer.register_forward_hook(added).remove)
+        yield
+
+
 class GivenPromptSource(ModelSource):
     """A language model with given rows in its prompts."""
 
@@ -131,7 +153,9 @@ class GivenPromptSource(ModelSource):
         return load_model(as_one, reference_dtype(as_one, dtype), report)
 
     def parts(self, options: ModelOptions) -> list[ExportPart]:
-        return [*super().parts(options), ExportedGivenRows(self._checkpoint)]
+        checkpoint = self._checkpoint
+        part = ExportedGivenRows(checkpoint, checkpoint.given, checkpoint.kind)
+        return [*super().parts(options), part]
 
     def capture(self, model: Any, parts: Sequence[ExportPart], report: Report) -> list[EngineGraph]:
         graphs = super().capture(model, parts, report)

@@ -158,6 +158,7 @@ class GivenRows(Part):
             if num_axes > 1:
                 axes[:, own] = prompt.on_axes(positions[own], num_axes)
         joined = np.concatenate(nodes)
+        self._check_tokens(call.forward.token_ids[joined])
         order = joined.argsort(kind="stable")
         arrays: dict[str, NDArray[Any]] = {
             GIVEN_ROWS: joined[order],
@@ -184,6 +185,15 @@ class GivenRows(Part):
                 f"{axes} axes, or None for a prompt of text alone"
             )
         return source
+
+    def _check_tokens(self, token_ids: Ints) -> None:
+        """Raise InputError if nodes, (E,), are not the placeholders of the prompt's source."""
+        placeholder = self._entry.placeholder_token_id
+        if (other := token_ids[token_ids != placeholder]).size:
+            raise InputError(
+                f"the prompt has the token {int(other[0])} at the place of a given row, expected "
+                f"the placeholder {placeholder}: the source is that of another prompt"
+            )
 
     def _given(self, prompt: GivenPrompt, positions: Ints) -> tuple[Ints, NDArray[np.float32]]:
         """Return which nodes of a prompt are given, (E,), and their rows, (E, (1 + K) W)."""
