@@ -81,7 +81,7 @@ class ExportedGivenRows(ExportPart):
         @contextlib.contextmanager
         def reading(call: CapturedCall) -> Iterator[None]:
             rows, arguments = call.inputs[GIVEN_ROWS], call.arguments
-            embeddings, *levels = call.inputs[GIVEN_EMBEDDINGS].split(given.width, dim=1)
+            embeddings, *levels = torch.split(call.inputs[GIVEN_EMBEDDINGS], given.width, dim=1)
             of_tokens = model.get_input_embeddings()(arguments.pop("input_ids"))[0]
             # The model's own forward continues from here, with its multipliers.
             arguments["inputs_embeds"] = of_tokens.index_put((rows,), embeddings)[None]
