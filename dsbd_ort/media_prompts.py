@@ -104,6 +104,12 @@ class MediaReader:
         num_samples = max(num_samples, self.medium.least_samples)
         return self.medium.num_rows(num_samples // self.medium.hop_length)
 
+    def most_samples(self, num_rows: int, most: int) -> int:
+        """Return the samples of the longest sound of so many rows, ``most`` or fewer."""
+        hop, step = self.medium.hop_length, self.medium.chunk_frames
+        lengths = range(most, step * hop, -step * hop)
+        return next((each for each in lengths if self.num_rows(each) <= num_rows), step * hop)
+
     def _ready(self, message: Message, index: int, sounds: list[Samples]) -> dict[str, Any]:
         """Return a message for the template; add the samples of its sounds to ``sounds``."""
         content = message.get("content")

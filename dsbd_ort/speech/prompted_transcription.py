@@ -25,6 +25,7 @@ from dsbd_runtime.errors import InputError
 from dsbd_runtime.text.chat_messages import Message
 
 MOST_SECONDS = 60.0  # of a part: keys and values of a minute of Qwen3-ASR 1.7B take 180 MB
+_MOST_TOKENS = 512  # of the text of a part
 _SEARCHED_SECONDS = 5.0  # at the end of a part, for its quietest place
 _QUIET_SECONDS = 0.1
 _MARK = "<asr_text>"  # after the language
@@ -55,7 +56,6 @@ _NEVER = {
     "no_speech_threshold": "this model itself says if nobody speaks",
 }
 """Options of other speech models, and why this kind refuses them."""
-_SEARCH = {"temperature": 0.0}  # a search even where the default of prompts is to sample
 _DEFAULTS: dict[str, Any] = {
     "temperature": 0.0,
     "hot_word_gain": 0.0,  # its prompt has the words
@@ -107,20 +107,27 @@ class PromptedTranscription(Transcription):
         options: Mapping[str, Any],
         vocab_size: int,
     ) -> None:
-        """Read the options; InputError, ConfigError: one is invalid."""
+        """Read the options.
+
+        InputError, ConfigError: one is invalid. CapacityError: the text before leaves no room.
+        """
         self._reader = reader
         self._rate = reader.medium.sampling_rate
         self._samples = samples
         request = prompted_request(options, pipeline, vocab_size, reader.context_length)
-        super().__init__(pipeline, request, len(samples) / self._rate, _SEARCH)
         context = context_of(options)
         self._system: list[Message] = [{"role": "system", "content": context}] if context else []
         name = PromptedLanguages.languages.get(request.language or "")
         self._begun = "" if name is None else f"{_BEGIN}{name}{_MARK}"
+        num_text = len(self._inputs(0, 1).prompt_ids) - reader.num_rows(1)
+        room = (reader.context_length - num_text) // 2  # for the sound; the rest is for the answer
+        self._most_samples = reader.most_samples(room, round(MOST_SECONDS * self._rate))
+        shared = {"temperature": 0.0, "max_new_tokens": min(_MOST_TOKENS, room)}
+        super().__init__(pipeline, request, len(samples) / self._rate, shared)
 
     def steps(self, on_segment: Callable[[Segment], None] | None, align: Align) -> Steps:
         """See the base; the parts of the audio are independent of each other."""
-        for first, last in quiet_parts(self._samples, self._rate, self._most_samples()):
+        for first, last in quiet_parts(self._samples, self._rate, self._most_samples):
             answers = yield from self._texts.answers(self._inputs(first, last), 0.0)
             seek = first // self._reader.medium.hop_length
             if self._request.num_return_sequences > 1:
@@ -145,17 +152,6 @@ class PromptedTranscription(Transcription):
         messages = [*self._system, {"role": "user", "content": [sound]}]
         prompt = self._reader.read(messages, answer=self._begun)
         return RequestInputs(list(prompt), prompt.source)
-
-    def _most_samples(self) -> int:
-        """Return the samples of the longest part: half of the context is for text."""
-        reader, longest = self._reader, round(MOST_SECONDS * self._rate)
-        if reader.num_rows(min(longest, len(self._samples))) <= reader.context_length // 2:
-            return longest
-        num_text = len(self._inputs(0, 1).prompt_ids) - reader.num_rows(1)
-        room = (reader.context_length - num_text) // 2
-        hops = range(reader.medium.chunk_frames, longest // reader.medium.hop_length)
-        fits = (hop for hop in reversed(hops) if reader.medium.num_rows(hop) <= room)
-        return next(fits, hops.start) * reader.medium.hop_length
 
     def _said(self, token_ids: Sequence[int]) -> tuple[str | None, str]:
         """Return the code of the language, or its name if it has none here, and the text."""

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from hypothesis import HealthCheck, given, settings
 from numpy.typing import NDArray
 
 from dsbd_errors import DsbdError
@@ -15,10 +16,11 @@ from dsbd_ort.engine import Service
 from dsbd_ort.speech.prompted_transcription import MOST_SECONDS, quiet_parts
 from dsbd_ort.speech.transcript import Segment, Transcript
 from dsbd_runtime.errors import InputError
-from scripts.qwen3_asr_checkpoint import NUM_MELS, TOKENS
+from scripts.qwen3_asr_checkpoint import CONTEXT, NUM_MELS, TOKENS
 from tests.speech.audio_files import wav_bytes
 from tests.speech.qwen3_asr import processor_of
 from tests.speech.sounds import RATE, noise, speech_like, tone
+from tests.speech.test_misuse import options_of_requests
 
 FEW = {"max_new_tokens": 12}
 END = TOKENS["<|im_end|>"]
@@ -111,6 +113,19 @@ def test_a_named_language_begins_the_answer(given_pipe: Pipeline) -> None:
     assert (said.language, said.text) == ("en", "The fox")
     silent = given_pipe.transcribe(tone(1.0), language="de", **saying(given_pipe, ""))
     assert silent.language == "de" and silent.text == "" and len(silent.skipped) == 1
+
+
+def test_half_of_the_context_is_for_the_text(given_pipe: Pipeline) -> None:
+    def endless(path: NDArray[np.int64], scores: NDArray[np.float64]) -> NDArray[np.float64]:
+        scores[[END, TOKENS["<|endoftext|>"]]] = -np.inf
+        return scores
+
+    found = given_pipe.transcribe(speech_like(50.0), num_beams=1, logits_processors=[endless])
+    parts = [*found.segments, *found.skipped]
+    assert len(parts) > 2
+    sound = {"role": "user", "content": [{"type": "audio", "audio": tone(1.0)}]}
+    num_text = len(given_pipe.chat_prompt([sound])) - 13  # rows of a second
+    assert found.stats.num_output_tokens == len(parts) * ((CONTEXT - num_text) // 2)
 
 
 def test_long_sound_is_cut_at_quiet_places(given_pipe: Pipeline) -> None:
@@ -248,6 +263,19 @@ def test_a_service_transcribes_several_together(given_pair: Path, given_pipe: Pi
             assert [each.token_ids for each in found.segments] == [
                 each.token_ids for each in alone.segments
             ]
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(options=options_of_requests)
+def test_any_options_work_or_are_refused_in_one_line(
+    given_pipe: Pipeline, options: dict[str, Any]
+) -> None:
+    try:
+        found = given_pipe.transcribe(tone(1.0), **{**FEW, "num_beams": 1, **options})
+    except DsbdError as error:
+        assert "\n" not in str(error) and str(error)
+    else:
+        assert isinstance(found, Transcript)
 
 
 def test_a_part_is_a_minute_at_most() -> None:
