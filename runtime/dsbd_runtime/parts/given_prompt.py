@@ -92,7 +92,10 @@ class GivenPrompt(LateSource):
             hashlib.sha256(piece.digest + each.tobytes()).digest()
             for piece, each in zip(pieces, of_pieces, strict=True)
         ]
-        self._hash = hash(tuple(self._digests))
+        whole = hashlib.sha256(b"".join(self._digests))
+        if positions is not None:
+            whole.update(f"{positions.shape}".encode() + np.ascontiguousarray(positions).tobytes())
+        self._digest = whole.digest()
 
     @classmethod
     def at_placeholders(
@@ -149,14 +152,10 @@ class GivenPrompt(LateSource):
         return found
 
     def __eq__(self, other: object) -> bool:
-        return (
-            isinstance(other, GivenPrompt)
-            and self._digests == other._digests
-            and np.array_equal(self.positions, other.positions)  # type: ignore[arg-type]
-        )
+        return isinstance(other, GivenPrompt) and self._digest == other._digest
 
     def __hash__(self) -> int:
-        return self._hash
+        return hash(self._digest)
 
     def __repr__(self) -> str:
         num_rows = len(self._piece_by_row)
