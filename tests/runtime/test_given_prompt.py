@@ -137,7 +137,8 @@ def test_rows_that_are_alike_end_before_another_position_too():
 
 def test_given_nodes_of_a_call_their_pieces_and_rows():
     one = prompt(TWO, piece(0, 2), piece(1, 1))
-    assert (one.first, one.end) == (1, 5)
+    assert one.end == 5
+    assert repr(one) == "GivenPrompt(2 pieces, 3 rows from place 1)"
     nodes, pieces, rows = one.given_among(np.array([4, 0, 2, 7, 5, 3, 1]))
     assert [nodes.tolist(), pieces.tolist(), rows.tolist()] == [[0, 2, 6], [1, 0, 0], [0, 1, 0]]
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -51,7 +52,7 @@ class GivenPrompt(LateSource):
 
     The same sound at the same places of a longer prompt is equal, so a chat may go on.
 
-    first, end: places of the first given row, and after the last one.
+    end: the place after the last given row.
     """
 
     def __init__(
@@ -75,24 +76,25 @@ class GivenPrompt(LateSource):
             )
         if places[0] < 0 or (np.diff(places) < 1).any():
             raise InputError("the places of given rows are not increasing from 0 on")
-        self.first, self.end = int(places[0]), int(places[-1]) + 1
+        self.end = int(places[-1]) + 1
         if positions is not None and positions.shape[1:] != (self.end,):
             raise InputError(
                 f"positions have shape {positions.shape}, expected (axes, {self.end}), those of "
                 "the tokens up to the last given row"
             )
         self.pieces, self.positions = tuple(pieces), positions
-        self._row_by_place = np.full(self.end, _NOT_GIVEN)
-        self._row_by_place[places] = np.arange(len(places))
-        self._piece_by_row = np.repeat(np.arange(len(pieces)), np.diff(ends, prepend=0))
-        self._first_row_by_piece = ends - np.diff(ends, prepend=0)
-        of_pieces = np.split(places, ends[:-1])
-        self._firsts = [int(each[0]) for each in of_pieces]
-        self._digests = [
-            hashlib.sha256(piece.digest + each.tobytes()).digest()
-            for piece, each in zip(pieces, of_pieces, strict=True)
-        ]
-        self._hash = hash(tuple(self._digests))
+        self._given = np.full((2, self.end), _NOT_GIVEN)  # by place, the piece and its row
+        self._digests: list[bytes] = []  # of each piece with its places
+        self._firsts: list[int] = []
+        for piece, own in zip(pieces, np.split(places, ends[:-1]), strict=True):
+            self._given[0, own] = len(self._firsts)
+            self._given[1, own] = np.arange(len(own))
+            self._digests.append(hashlib.sha256(piece.digest + own.tobytes()).digest())
+            self._firsts.append(int(own[0]))
+        whole = hashlib.sha256(b"".join(self._digests))
+        if positions is not None:
+            whole.update(f"{positions.shape}".encode() + np.ascontiguousarray(positions).tobytes())
+        self._digest = whole.digest()
 
     @classmethod
     def at_placeholders(
@@ -108,16 +110,10 @@ class GivenPrompt(LateSource):
     def num_alike(self, other: Source) -> int:
         """See LateSource: rows before the first piece that both do not have at the same places."""
         theirs = other if isinstance(other, GivenPrompt) else None
-        num_alike = 0
-        for own, their in zip(self._digests, theirs._digests if theirs else (), strict=False):
-            if own != their:
-                break
-            num_alike += 1
-        firsts = [
-            each._firsts[num_alike]
-            for each in (self, theirs)
-            if each and len(each._firsts) > num_alike
-        ]
+        both = (self, theirs) if theirs else (self,)
+        pairs = zip_longest(self._digests, theirs._digests if theirs else ())
+        number = next((n for n, (own, their) in enumerate(pairs) if own != their), len(self.pieces))
+        firsts = [first for each in both for first in each._firsts[number : number + 1]]
         places = np.arange(min(firsts, default=self.end))
         others = places if theirs is None else theirs.on_axes(places, theirs.num_axes)
         is_other = (self.on_axes(places, self.num_axes) != others).any(axis=0)
@@ -128,13 +124,10 @@ class GivenPrompt(LateSource):
 
         Returns three of (E,) int64: nodes, the piece of each, its row of the piece.
         """
-        is_inside = positions < self.end
-        rows = np.where(
-            is_inside, self._row_by_place[np.where(is_inside, positions, 0)], _NOT_GIVEN
-        )
-        nodes = (rows >= 0).nonzero()[0]
-        pieces = self._piece_by_row[rows[nodes]]
-        return nodes, pieces, rows[nodes] - self._first_row_by_piece[pieces]
+        nodes = (positions < self.end).nonzero()[0]
+        pieces, rows = self._given[:, positions[nodes]]
+        is_given = pieces != _NOT_GIVEN
+        return nodes[is_given], pieces[is_given], rows[is_given]
 
     def on_axes(self, positions: Ints, num_axes: int) -> Ints:
         """Return the positions of nodes, (n,), on every axis: (A, n).
@@ -149,15 +142,13 @@ class GivenPrompt(LateSource):
         return found
 
     def __eq__(self, other: object) -> bool:
-        return (
-            isinstance(other, GivenPrompt)
-            and self._digests == other._digests
-            and np.array_equal(self.positions, other.positions)  # type: ignore[arg-type]
-        )
+        return isinstance(other, GivenPrompt) and self._digest == other._digest
 
     def __hash__(self) -> int:
-        return self._hash
+        return hash(self._digest)
 
     def __repr__(self) -> str:
-        num_rows = len(self._piece_by_row)
-        return f"GivenPrompt({len(self.pieces)} pieces, {num_rows} rows from place {self.first})"
+        num_rows = int((self._given[0] != _NOT_GIVEN).sum())
+        return (
+            f"GivenPrompt({len(self.pieces)} pieces, {num_rows} rows from place {self._firsts[0]})"
+        )

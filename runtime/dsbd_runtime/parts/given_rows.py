@@ -15,14 +15,15 @@ text alone.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
+from weakref import WeakSet
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dsbd_forward.forward import Source
+from dsbd_forward.forward import Forward, Source
 from dsbd_forward.rows import NO_INTS, Ints
 from dsbd_runtime.errors import InputError
 from dsbd_runtime.parts.attention_rows import POSITION_IDS
@@ -126,6 +127,7 @@ class GivenRows(Part):
         self.encoder = encoder
         self._entry = entry
         self._none = np.zeros((0, entry.row_width), np.float32)
+        self._fitting: WeakSet[GivenPrompt] = WeakSet()  # whose pieces were checked
 
     @property
     def num_bytes(self) -> int:
@@ -133,9 +135,12 @@ class GivenRows(Part):
 
     def read(self, source: Source) -> None:
         """See SourceReader: check a source. Its rows are computed by the calls that have them."""
-        if source is not None:
-            for piece in self._checked(source).pieces:
-                self.encoder.check(piece)
+        if source is None or source in self._fitting:
+            return
+        prompt = self._checked(source)
+        for piece in prompt.pieces:
+            self.encoder.check(piece)
+        self._fitting.add(prompt)
 
     def release(self, source: Source) -> None:
         """See SourceReader: rows are kept by their last use alone."""
@@ -145,27 +150,20 @@ class GivenRows(Part):
 
         Raises as ``GivenEncoder.rows``.
         """
-        of_rows, positions = call.forward.row_sources, call.forward.positions
-        num_axes = self._entry.position_axes
-        nodes, rows, axes = [NO_INTS], [self._none], np.tile(positions, (num_axes, 1))
-        for number, source in enumerate(of_rows.distinct):
-            if source is None:
-                continue
-            prompt, own = self._checked(source), (of_rows.index == number).nonzero()[0]
-            given, found = self._given(prompt, positions[own])
-            nodes.append(own[given])
-            rows.append(found)
-            if num_axes > 1:
-                axes[:, own] = prompt.on_axes(positions[own], num_axes)
-        joined = np.concatenate(nodes)
-        self._check_tokens(call.forward.token_ids[joined])
-        order = joined.argsort(kind="stable")
-        arrays: dict[str, NDArray[Any]] = {
-            GIVEN_ROWS: joined[order],
-            GIVEN_EMBEDDINGS: np.concatenate(rows)[order],
-        }
+        forward, num_axes = call.forward, self._entry.position_axes
+        of_rows = forward.row_sources
+        prompts = [None if each is None else self._checked(each) for each in of_rows.distinct]
+        ends = np.array([0 if prompt is None else prompt.end for prompt in prompts])
+        nodes, rows = NO_INTS, self._none
+        if (forward.positions < ends[of_rows.index]).any():  # not usually: nodes after prompts
+            nodes, rows = self._given(forward, prompts)
+        arrays: dict[str, NDArray[Any]] = {GIVEN_ROWS: nodes, GIVEN_EMBEDDINGS: rows}
         if num_axes > 1:
-            arrays[POSITION_IDS] = axes
+            axes = arrays[POSITION_IDS] = np.tile(forward.positions, (num_axes, 1))
+            for number, prompt in enumerate(prompts):
+                own = (of_rows.index == number).nonzero()[0]
+                if prompt is not None:
+                    axes[:, own] = prompt.on_axes(forward.positions[own], num_axes)
         binder.write(arrays)
         if (reading := self.encoder.take_reading()) is not None:
             call.returned["reading"] = reading
@@ -186,22 +184,30 @@ class GivenRows(Part):
             )
         return source
 
+    def _given(
+        self, forward: Forward, prompts: Sequence[GivenPrompt | None]
+    ) -> tuple[Ints, NDArray[np.float32]]:
+        """Return which nodes are given, (E,) increasing, and their rows, (E, (1 + K) W)."""
+        index, nodes, rows = forward.row_sources.index, [NO_INTS], [self._none]
+        for number, prompt in enumerate(prompts):
+            if prompt is None:
+                continue
+            own = (index == number).nonzero()[0]
+            given, pieces, places = prompt.given_among(forward.positions[own])
+            for piece in np.unique(pieces).tolist():
+                is_of_piece = pieces == piece
+                nodes.append(own[given[is_of_piece]])
+                rows.append(self.encoder.rows(prompt.pieces[piece])[places[is_of_piece]])
+        joined = np.concatenate(nodes)
+        self._check_tokens(forward.token_ids[joined])
+        order = joined.argsort(kind="stable")
+        return joined[order], np.concatenate(rows)[order]
+
     def _check_tokens(self, token_ids: Ints) -> None:
-        """Raise InputError if nodes, (E,), are not the placeholders of the prompt's source."""
+        """Raise InputError unless nodes, (E,), have the placeholder as their token."""
         placeholder = self._entry.placeholder_token_id
         if (other := token_ids[token_ids != placeholder]).size:
             raise InputError(
                 f"the prompt has the token {int(other[0])} at the place of a given row, expected "
                 f"the placeholder {placeholder}: the source is that of another prompt"
             )
-
-    def _given(self, prompt: GivenPrompt, positions: Ints) -> tuple[Ints, NDArray[np.float32]]:
-        """Return which nodes of a prompt are given, (E,), and their rows, (E, (1 + K) W)."""
-        if positions.min(initial=prompt.end) >= prompt.end:  # usually: a node after the prompt
-            return NO_INTS, self._none
-        nodes, pieces, rows = prompt.given_among(positions)
-        found = np.empty((len(nodes), self._entry.row_width), np.float32)
-        for number in np.unique(pieces).tolist():
-            is_own = pieces == number
-            found[is_own] = self.encoder.rows(prompt.pieces[number])[rows[is_own]]
-        return nodes, found
