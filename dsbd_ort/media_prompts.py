@@ -9,12 +9,10 @@ import base64
 import functools
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, TypeGuard, cast
 
 from dsbd_forward.forward import Source
 from dsbd_ort.given_prompts import given_inputs
-from dsbd_ort.speech.audio import MOST_SECONDS
 from dsbd_ort.speech.log_mel import FORMS, LogMel, Samples
 from dsbd_ort.speech.speech_request import Audio, read_samples
 from dsbd_runtime.bundle_files.bundle import Bundle
@@ -25,6 +23,7 @@ from dsbd_runtime.text.chat_template import ChatTemplate
 from dsbd_runtime.text.tokenizer import Tokenizer
 from dsbd_runtime.typed_json import in_short
 
+_MOST_SECONDS = 3600.0  # of a sound
 _MOST_CONTEXTS = 2  # sounds that fill the context so often are refused before all are read
 
 
@@ -54,17 +53,7 @@ class MediaReader:
         self._placeholder = tokenizer.piece(given.placeholder_token_id)
         self._tokenizer = tokenizer
         self._chat_template = chat_template
-        self._mel = LogMel(
-            replace(
-                FORMS["qwen3_asr"],
-                num_mels=medium.num_mels,
-                n_fft=medium.n_fft,
-                window_length=medium.n_fft,
-                hop_length=medium.hop_length,
-                sampling_rate=medium.sampling_rate,
-                least_samples=medium.least_samples,
-            )
-        )
+        self._mel = LogMel(FORMS["qwen3_asr"].sized(medium, medium.least_samples))
         # Stand for a typed placeholder, and for the token if there is one: digits, which no filter
         # of a template changes, and which nobody can guess.
         self._typed, self._renamed = (f"{secrets.randbelow(10**30):030d}" for _ in range(2))
@@ -143,7 +132,7 @@ class MediaReader:
         """Return the samples of a sound of at most so many rows, more or less."""
         medium = self.medium
         frames = max(most_rows, 1) * medium.chunk_frames / medium.num_rows(medium.chunk_frames)
-        seconds = min(frames * medium.hop_length / medium.sampling_rate, MOST_SECONDS)
+        seconds = min(frames * medium.hop_length / medium.sampling_rate, _MOST_SECONDS)
         try:
             return read_samples(audio, medium.sampling_rate, max_seconds=seconds)
         except InputError as error:

@@ -352,11 +352,6 @@ class Pipeline:
         is_speech = encoder is not None and encoder.speech is not None
         return is_speech or self.requests.media is not None
 
-    @property
-    def answers(self) -> bool:
-        """Whether the model reads text: prompts, and conversations with sounds if it hears too."""
-        return self.prompts.encoder is None or self.prompts.encoder.speech is None
-
     @contextlib.contextmanager
     def held_source(self, source: Source) -> Iterator[None]:
         """Keep a source in the engines while requests for it, of any thread, follow one another."""

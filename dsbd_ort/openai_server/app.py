@@ -176,7 +176,8 @@ def create_app(
         redoc_url=None,
         redirect_slashes=False,
     )
-    transcribes, answers = service.pipeline.transcribes, service.pipeline.answers
+    transcribes, encoder = service.pipeline.transcribes, service.pipeline.prompts.encoder
+    answers = encoder is None or encoder.speech is None  # whether it reads text, or text as well
     if transcribes:
         _add_speech(app, TranscriptionHandler(service, settings, metrics, gate))
     if answers:

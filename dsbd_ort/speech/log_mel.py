@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsbd_runtime.errors import InputError
+from dsbd_runtime.parts.given_medium import ChunkedSound
 from dsbd_runtime.parts.speech_entry import SpeechEntry
 
 Samples = NDArray[np.float32]
@@ -70,14 +71,13 @@ class MelForm:
     @classmethod
     def of_windows(cls, speech: SpeechEntry) -> MelForm:
         """Return Whisper's form: audio shorter than a window is padded to it."""
-        return cls(
-            num_mels=speech.num_mels,
-            n_fft=speech.n_fft,
-            window_length=speech.n_fft,
-            hop_length=speech.hop_length,
-            sampling_rate=speech.sampling_rate,
-            least_samples=speech.chunk_seconds * speech.sampling_rate,
-        )
+        return cls().sized(speech, speech.chunk_seconds * speech.sampling_rate)
+
+    def sized(self, sound: SpeechEntry | ChunkedSound, least_samples: int) -> MelForm:
+        """Return the form with the sizes of a manifest's entry, and windows that fill a frame."""
+        names = ("num_mels", "n_fft", "hop_length", "sampling_rate")
+        sizes = {name: getattr(sound, name) for name in names}
+        return replace(self, window_length=sound.n_fft, least_samples=least_samples, **sizes)
 
 
 _PARAKEET = MelForm(
@@ -254,16 +254,13 @@ def torch_noise(number: int) -> Samples:
     number: ``_NOISE_BLOCK`` or more. Torch draws by the Mersenne Twister, and makes normal numbers
     by Box and Muller, 16 at a time; the last 16 are drawn anew unless ``number`` is a multiple.
     """
-    twister = np.random.RandomState(number & 0xFFFFFFFF)
     rest = _NOISE_BLOCK if number % _NOISE_BLOCK else 0
+    twister = np.random.RandomState(number & 0xFFFFFFFF)
     drawn = twister.randint(0, 1 << 32, number + rest, dtype=np.uint32) & 0xFFFFFF
     uniform = drawn.astype(np.float32) / np.float32(1 << 24)
-    noise = np.empty(number, np.float32)
     whole = number - number % _NOISE_BLOCK
-    noise[:whole] = _box_muller(uniform[:whole])
-    if rest:
-        noise[-rest:] = _box_muller(uniform[-rest:])
-    return noise
+    normal = [_box_muller(uniform[:whole])[: number - rest], _box_muller(uniform[number:])]
+    return np.concatenate(normal)
 
 
 def _box_muller(uniform: Samples) -> Samples:

@@ -19,7 +19,7 @@ from dsbd_ort.speech.log_mel import Samples
 from dsbd_ort.speech.speech_request import SpeechRequest
 from dsbd_ort.speech.transcript import TASKS, Segment, Skipped
 from dsbd_ort.speech.transcription import Steps, Transcription
-from dsbd_ort.speech.window_texts import SpeechPipeline, WindowText
+from dsbd_ort.speech.window_texts import SpeechPipeline
 from dsbd_ort.speech.words import Align
 from dsbd_runtime.errors import InputError
 from dsbd_runtime.text.chat_messages import Message
@@ -137,11 +137,24 @@ class PromptedTranscription(Transcription):
                 ]
             language, text = self._said(answers[0].token_ids)
             self._language = self._language or language
+            measured: dict[str, Any] = {
+                "seek": seek,
+                "start": first / self._rate,
+                "end": last / self._rate,
+                "temperature": answers[0].temperature,
+                "avg_logprob": answers[0].avg_logprob,
+            }
             if not text:
-                self._skipped.append(self._silence(answers[0], seek, first, last))
+                self._skipped.append(Skipped(**measured, no_speech_prob=1.0))
                 continue
-            space = "" if language in _WITHOUT_SPACES else " "
-            segment = self._segment(answers[0], space + text, seek, first, last)
+            segment = Segment(
+                id=len(self._segments),
+                text=text if language in _WITHOUT_SPACES else f" {text}",
+                token_ids=answers[0].token_ids,
+                compression_ratio=answers[0].compression_ratio,
+                no_speech_prob=0.0,
+                **measured,
+            )
             self._segments.append(segment)
             if on_segment is not None:
                 on_segment(segment)
@@ -169,30 +182,6 @@ class PromptedTranscription(Transcription):
         name = before.strip().removeprefix(_BEGIN).strip()
         codes = {name: code for code, name in PromptedLanguages.languages.items()}
         return None if name == _NO_LANGUAGE else codes.get(name, name or None), text.strip()
-
-    def _silence(self, answer: WindowText, seek: int, first: int, last: int) -> Skipped:
-        return Skipped(
-            seek=seek,
-            start=first / self._rate,
-            end=last / self._rate,
-            temperature=answer.temperature,
-            avg_logprob=answer.avg_logprob,
-            no_speech_prob=1.0,
-        )
-
-    def _segment(self, answer: WindowText, text: str, seek: int, first: int, last: int) -> Segment:
-        return Segment(
-            id=len(self._segments),
-            seek=seek,
-            start=first / self._rate,
-            end=last / self._rate,
-            text=text,
-            token_ids=answer.token_ids,
-            temperature=answer.temperature,
-            avg_logprob=answer.avg_logprob,
-            compression_ratio=answer.compression_ratio,
-            no_speech_prob=0.0,
-        )
 
 
 def quiet_parts(samples: Samples, rate: int, most: int) -> Iterator[tuple[int, int]]:
