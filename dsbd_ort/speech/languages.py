@@ -33,7 +33,7 @@ LANGUAGE_NAMES = {
 OTHER_NAMES = {
     **{"burmese": "my", "castilian": "es", "flemish": "nl", "haitian": "ht", "mandarin": "zh"},
     **{"letzeburgesch": "lb", "moldavian": "ro", "moldovan": "ro", "panjabi": "pa"},
-    **{"filipino": "fil", "pushto": "ps", "sinhalese": "si", "valencian": "ca"},
+    **{"pushto": "ps", "sinhalese": "si", "valencian": "ca"},
 }
 OTHER_CODES = {"jv": "jw", "nb": "no"}  # current codes for which Whisper uses others
 ENGLISH = "en"

@@ -79,9 +79,11 @@ def prompted_request(
             f"{TASKS[0]!r}"
         )
     language = options.get("language")
-    is_detected = isinstance(language, str) and language.strip().lower() == DETECTED
+    if isinstance(language, str):
+        named = {name.lower(): code for code, name in PromptedLanguages.languages.items()}
+        language = {**named, DETECTED: None}.get(language.strip().lower(), language)
     if language is not None:
-        language = None if is_detected else code_of(language, PromptedLanguages())
+        language = code_of(language, PromptedLanguages())
     given = {name: value for name, value in options.items() if name not in _NEVER}
     return SpeechRequest.of(
         {**_DEFAULTS, **given}, pipeline.tokenizer, vocab_size, context_length, language=language

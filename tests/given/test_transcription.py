@@ -109,6 +109,13 @@ def test_answers_are_split_into_language_and_text(
 
 
 def test_a_named_language_begins_the_answer(given_pipe: Pipeline) -> None:
+    for name, code in (
+        ("Filipino", "fil"),
+        (" german ", "de"),
+        ("zh-CN", "zh"),
+        ("Mandarin", "zh"),
+    ):
+        assert given_pipe.transcribe(tone(1.0), language=name, **FEW).language == code
     said = given_pipe.transcribe(tone(1.0), language="en-US", **saying(given_pipe, "The fox"))
     assert (said.language, said.text) == ("en", "The fox")
     silent = given_pipe.transcribe(tone(1.0), language="de", **saying(given_pipe, ""))
