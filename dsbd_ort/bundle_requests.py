@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -11,6 +11,7 @@ from dsbd_ort.constraints.binding import ConstraintBinding, items_of
 from dsbd_ort.decoding import DecodeResult, DecodingConfig, DecodingRequest, TraceRecorder
 from dsbd_ort.decoding.drafting.ngram import NGramPool
 from dsbd_ort.decoding.logits_processing.allowed_after import AllowedMass
+from dsbd_ort.media_prompts import MediaPrompt, MediaReader, is_conversation
 from dsbd_ort.model_pair import MOST_CALLERS, Recent, check_drafter
 from dsbd_ort.option_defaults import ModelDefaults, Options, resolve
 from dsbd_ort.pipeline_options import PipelineOptions
@@ -24,6 +25,7 @@ from dsbd_ort.results import (
 )
 from dsbd_runtime.bundle_files.bundle import TOKENIZER_FILE, Bundle
 from dsbd_runtime.errors import InputError
+from dsbd_runtime.text.chat_messages import Message
 from dsbd_runtime.text.chat_template import ChatTemplate
 from dsbd_runtime.text.stream_decoder import TextWindow
 from dsbd_runtime.text.tokenizer import Tokenizer
@@ -37,6 +39,9 @@ class BundleRequests:
         self.has_draft = has_draft
         self.tokenizer = Tokenizer.from_bundle(bundle)
         self.prompts = PromptReader(bundle, self.tokenizer)
+        self.media: MediaReader | None = None  # of a model whose prompts may have sounds
+        if bundle.manifest.target.given is not None:
+            self.media = MediaReader(bundle, self.tokenizer, lambda: self.chat_template)
         self.defaults = ModelDefaults.from_bundle(
             bundle, reads_file=options.generation_config, of_chats=options.chat_defaults
         )
@@ -48,7 +53,7 @@ class BundleRequests:
 
     def prepare(
         self,
-        prompt: Prompt,
+        prompt: Prompt | Sequence[Message],
         options: Options,
         *,
         trace: TraceRecorder | None = None,
@@ -56,7 +61,10 @@ class BundleRequests:
     ) -> DecodingRequest:
         """Return the validated request of ``generate``; it may draft by the caller's texts."""
         src_lang = options.get(SRC_LANG) if isinstance(options, Mapping) else None
-        inputs = self.prompts.read(prompt, src_lang)
+        read = self.chat_prompt(prompt) if is_conversation(prompt) else cast("Prompt", prompt)
+        inputs = self.prompts.read(read, src_lang)
+        if isinstance(read, MediaPrompt):
+            inputs = dataclasses.replace(inputs, source=read.source)
         return self.request_of(inputs, options, trace=trace, caller=caller)
 
     def request_of(
@@ -70,6 +78,11 @@ class BundleRequests:
     ) -> DecodingRequest:
         """Return a validated request of what the engines read; see ``prepare``."""
         config = self.config(options)
+        if config.prompt_logprobs and inputs.source is not None:
+            raise InputError(
+                "prompt_logprobs is true, but the prompt has sounds, whose rows are no tokens; "
+                "leave it out"
+            )
         stops, token_ids = config.stop_strings, inputs.prompt_ids
         room = self.bundle.context_length - len(token_ids)
         gives_length = isinstance(options, DecodingConfig) or "max_new_tokens" in options
@@ -143,6 +156,30 @@ class BundleRequests:
             sequences.append(GeneratedSequence(**vars(sequence), text=text, items=items))
         assert config.seed is not None  # drawn by ``prepare``
         return GenerationResult(sequences, result.stats, config.seed, result.prompt_logprobs)
+
+    def chat_prompt(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = True,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """See Pipeline.chat_prompt."""
+        if self.prompts.encoder is not None:
+            raise InputError(
+                f"the model of {self.bundle.path} is an encoder-decoder, which has no chats; give "
+                "the text itself as the prompt: it is the source"
+            )
+        if self.media is not None:
+            return self.media.read(
+                messages,
+                add_generation_prompt=add_generation_prompt,
+                variables=chat_template_kwargs,
+            )
+        text = self.chat_template.render(
+            messages, add_generation_prompt=add_generation_prompt, variables=chat_template_kwargs
+        )
+        return self.tokenizer.encode(text, add_special_tokens=False)
 
     @functools.cached_property
     def chat_template(self) -> ChatTemplate:

@@ -42,9 +42,10 @@ from dsbd_ort.option_defaults import Options, given_options
 from dsbd_ort.pipeline_options import OpeningOptions, PipelineOptions
 from dsbd_ort.prompts import SRC_LANG, TGT_LANG, Prompt, Prompts, is_several
 from dsbd_ort.results import GenerationResult, StreamPiece
+from dsbd_ort.speech.prompted_transcription import PromptedTranscription
 from dsbd_ort.speech.speech_request import Audio, SpeechOptions, SpeechRequest, read_samples
 from dsbd_ort.speech.transcript import Segment, Transcript
-from dsbd_ort.speech.transcription import Transcription, answered
+from dsbd_ort.speech.transcription import Transcription, WhisperTranscription, answered
 from dsbd_runtime.bundle_files.bundle import Bundle, open_bundle
 from dsbd_runtime.engine.causal_lm import CausalLM
 from dsbd_runtime.errors import InputError
@@ -171,8 +172,8 @@ class Pipeline:
         """Return the text of an audio by a speech model.
 
         Args:
-            audio: samples, (n,) floats at the model's rate (``prompts.encoder.speech``), or a path,
-                the bytes of a file, or a file opened for bytes.
+            audio: samples, (n,) floats at the model's rate, 16 kHz, or a path, the bytes of a file,
+                or a file opened for bytes.
             on_segment: is called with every segment as soon as it is known.
             options: see ``SpeechOptions``; further ones are fields of DecodingConfig.
 
@@ -196,22 +197,26 @@ class Pipeline:
 
     def transcription(self, audio: Audio, options: Mapping[str, Any]) -> Transcription:
         """Return the transcription of an audio, whose requests are still to be decoded."""
+        if (media := self.requests.media) is not None:
+            samples = read_samples(audio, media.medium.sampling_rate)
+            vocab_size = self.bundle.manifest.target.vocab_size
+            return PromptedTranscription(self, media, samples, options, vocab_size)
         encoder = self.prompts.encoder
         if encoder is None or encoder.speech is None:
             raise InputError(
                 f"the model of {self.bundle.path} reads text, not sound, which transcribe needs; "
-                "use a bundle of a speech model such as Whisper"
+                "use a bundle of a speech model such as Whisper or Qwen3-ASR"
             )
-        samples, vocab_size = read_samples(audio, encoder.speech), encoder.vocab_size
+        samples, vocab_size = read_samples(audio, encoder.speech.sampling_rate), encoder.vocab_size
         request = SpeechRequest.read(
             options, encoder.speech, self.tokenizer, vocab_size, self.bundle.context_length
         )
-        return Transcription(self, encoder.speech, encoder.start_token_id, samples, request)
+        return WhisperTranscription(self, encoder.speech, encoder.start_token_id, samples, request)
 
     @overload
     def generate(
         self,
-        prompt: Prompt | None = None,
+        prompt: Prompt | Sequence[Message] | None = None,
         *,
         source: Prompt | None = None,
         config: DecodingConfig | None = None,
@@ -230,7 +235,7 @@ class Pipeline:
 
     def generate(
         self,
-        prompt: Prompt | Prompts | None = None,
+        prompt: Prompt | Prompts | Sequence[Message] | None = None,
         *,
         source: Prompt | None = None,
         config: DecodingConfig | None = None,
@@ -245,7 +250,8 @@ class Pipeline:
         engine calls, and the cache as far as they begin alike.
 
         Args:
-            prompt: text or token ids, or a list of texts or of lists of token ids.
+            prompt: text or token ids, a conversation (see ``chat_prompt``), or a list of texts or
+                of lists of token ids.
             source: another name of the prompt, for encoder-decoders only.
             config: instead of keyword arguments, used unchanged, except that ``eos_token_id`` and
                 ``seed`` None are filled in as for keywords.
@@ -266,7 +272,7 @@ class Pipeline:
             if trace is not None:
                 raise InputError("trace records one request; generate its prompt alone")
             return self._generate_all(cast("Sequence[Prompt]", prompt), given)
-        request = self.prepare(cast("Prompt", prompt), given, trace=trace)
+        request = self.prepare(cast("Prompt | Sequence[Message]", prompt), given, trace=trace)
         return self.requests.with_text(result_of(self._iterations(request)), request)
 
     def _generate_all(self, prompts: Sequence[Prompt], options: Options) -> list[GenerationResult]:
@@ -324,23 +330,27 @@ class Pipeline:
     ) -> list[int]:
         """Return the token ids of a conversation, rendered with the checkpoint's chat template.
 
-        They are a prompt for ``generate`` and ``stream``. ``chat_template_kwargs`` are more
-        variables of the template, such as ``enable_thinking``. See ChatTemplate.render.
+        They are a prompt for ``generate`` and ``stream``, with the sounds of the messages if the
+        model reads sound. ``chat_template_kwargs`` are more variables of the template, such as
+        ``enable_thinking``. See ChatTemplate.render.
 
         Raises:
             BundleError: the bundle has no chat template.
             InputError: the template refuses the messages, or would leave one out; or the model is
                 an encoder-decoder.
         """
-        if self.prompts.encoder is not None:
-            raise InputError(
-                f"the model of {self.bundle.path} is an encoder-decoder, which has no chats; give "
-                "the text itself as the prompt: it is the source"
-            )
-        text = self.requests.chat_template.render(
-            messages, add_generation_prompt=add_generation_prompt, variables=chat_template_kwargs
+        return self.requests.chat_prompt(
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            chat_template_kwargs=chat_template_kwargs,
         )
-        return self.tokenizer.encode(text, add_special_tokens=False)
+
+    @property
+    def transcribes(self) -> bool:
+        """Whether the model reads sound."""
+        encoder = self.prompts.encoder
+        is_speech = encoder is not None and encoder.speech is not None
+        return is_speech or self.requests.media is not None
 
     @contextlib.contextmanager
     def held_source(self, source: Source) -> Iterator[None]:

@@ -517,9 +517,6 @@ FAMILY_CHECKPOINTS: dict[str, FamilyCheckpoint] = {
         "cohere2_vision", "Cohere2VisionConfig", "cohere2", True, logit_scale=0.25, **_MIXED
     ),
     "voxtral": _composite("voxtral", "VoxtralConfig", "llama", other="audio_config"),
-    "qwen3_asr": _composite(
-        "qwen3_asr", "Qwen3ASRConfig", "qwen3", other="audio_config", head_dim=16
-    ),
 }
 
 ONE_OF_EACH = list(  # the first variant of every family

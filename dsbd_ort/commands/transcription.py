@@ -62,8 +62,7 @@ def transcribe_files(pipeline: Pipeline, arguments: RunArguments) -> int:
     """See ``run_audio``; with a pipeline that is open."""
     files = arguments.audio_files
     output_files = _output_files(files, arguments)
-    encoder = pipeline.prompts.encoder
-    if encoder is None or encoder.speech is None:
+    if not pipeline.transcribes:
         raise InputError(
             f"--audio is given, but the model of {pipeline.bundle.path} reads text; use a bundle "
             "of a speech model (docs/speech.md), or give --prompt"

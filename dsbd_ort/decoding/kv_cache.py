@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Protocol, cast
 
 import numpy as np
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 
 from dsbd_forward.engine import Engine, GrowingEngine, SourceReader, SteppedEngine
 from dsbd_forward.features import Features
-from dsbd_forward.forward import ForwardResult, Source, joined_forward
+from dsbd_forward.forward import ForwardResult, Source, joined_forward, num_alike
 from dsbd_ort.decoding.distribution import larger
 from dsbd_ort.decoding.engine_call import EngineCall
 
@@ -46,10 +47,9 @@ class RowIdentity:
     source: Source = None
 
     def num_common(self, other: RowIdentity) -> int:
-        if self.source != other.source:
-            return 0
+        most = num_alike(self.source, other.source)
         num_common = 0
-        for ours, theirs in zip(self.tokens, other.tokens, strict=False):
+        for ours, theirs in islice(zip(self.tokens, other.tokens, strict=False), most):
             if ours != theirs:
                 break
             num_common += 1
@@ -157,13 +157,15 @@ class SharedKVCache:
         self._next_check = 0
 
     def longest_prefix(self, identity: RowIdentity) -> PrefixCache:
-        """Return a copy of the longest prefix of a path of any view."""
-        longest, num_common = PrefixCache(source=identity.source), 0
+        """Return a copy of the longest prefix of a path of any view, with the path's source."""
+        longest, num_common = PrefixCache(), 0
         others = (*(view.prefix for view in self._views), *self._closed)
         for other in others if self._shares_prefixes else ():
             if (found := other.identity.num_common(identity)) > num_common:
                 longest, num_common = other, found
-        return longest.copy_of(num_common)
+        copy = longest.copy_of(num_common)
+        copy.source = identity.source
+        return copy
 
     def close_view(self, view: UsedRows) -> None:
         """Give up a view's rows; until dropped its prefix may serve a request that begins alike."""

@@ -35,6 +35,7 @@ from dsbd_ort.prompts import new_seed
 from dsbd_ort.version import __version__
 
 AUDIO_PATHS = (f"{AUDIO_PREFIX}transcriptions", f"{AUDIO_PREFIX}translations")
+CHAT_PATH = "/v1/chat/completions"
 
 _AudioForm = Annotated[SpeechForm, Form(media_type="multipart/form-data")]
 _TEXT = {"schema": {"type": "string"}}
@@ -84,7 +85,7 @@ def _add_generation(app: FastAPI, handler: GenerationHandler, planner: Planner) 
         )
 
     @app.post(
-        "/v1/chat/completions",
+        CHAT_PATH,
         response_model=None,
         responses={200: {"model": ChatCompletion, "content": _STREAM}, **_4XX_AND_5XX},
     )
@@ -175,10 +176,11 @@ def create_app(
         redoc_url=None,
         redirect_slashes=False,
     )
-    encoder = service.pipeline.prompts.encoder
-    if encoder is not None and encoder.speech is not None:
+    transcribes, encoder = service.pipeline.transcribes, service.pipeline.prompts.encoder
+    answers = encoder is None or encoder.speech is None  # whether it reads text, or text as well
+    if transcribes:
         _add_speech(app, TranscriptionHandler(service, settings, metrics, gate))
-    else:
+    if answers:
         handler = GenerationHandler(service, settings, metrics, gate)
         _add_generation(app, handler, Planner(service, settings, draw_seed))
     _add_models(app, settings.model_name, service.pipeline.bundle.context_length)
@@ -186,12 +188,22 @@ def create_app(
     app.add_exception_handler(ErrorResponse, handle_error_response)
     app.add_exception_handler(HTTPException, handle_http_exception)
     app.add_exception_handler(RequestValidationError, handle_validation_error)
-    _add_middlewares(app, settings, metrics, logs_access=logs_access)
+    paths = AUDIO_PATHS if transcribes else ()
+    limits = dict.fromkeys(paths, (settings.max_audio_bytes, settings.audio_timeout_s))
+    if transcribes and answers:  # sounds of conversations, in base64
+        most = settings.max_body_bytes + settings.max_audio_bytes * 4 // 3
+        limits[CHAT_PATH] = most, settings.audio_timeout_s
+    _add_middlewares(app, settings, metrics, limits, logs_access=logs_access)
     return app
 
 
 def _add_middlewares(
-    app: FastAPI, settings: ServingSettings, metrics: Metrics, *, logs_access: bool
+    app: FastAPI,
+    settings: ServingSettings,
+    metrics: Metrics,
+    limits_by_path: dict[str, tuple[int, float]],
+    *,
+    logs_access: bool,
 ) -> None:
     """Add the middlewares, the innermost first: a request meets log, key, body, type, endpoint."""
     paths = frozenset(app.openapi()["paths"])
@@ -205,9 +217,7 @@ def _add_middlewares(
         BodyLimit,
         max_bytes=settings.max_body_bytes,
         timeout_s=settings.body_timeout_s,
-        limits_by_path=dict.fromkeys(
-            AUDIO_PATHS, (settings.max_audio_bytes, settings.audio_timeout_s)
-        ),
+        limits_by_path=limits_by_path,
     )
     if settings.keys is not None:
         app.add_middleware(ApiKeyCheck, keys=settings.keys, everywhere=settings.keys_everywhere)

@@ -1,9 +1,9 @@
 """Request and response of /v1/chat/completions."""
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
 from dsbd_ort.decoding.option_table import MOST_TOP_LOGPROBS
 from dsbd_ort.openai_server.errors import bad_request
@@ -45,10 +45,37 @@ class TextPart(BaseModel):
         kind = part.get("type", "text") if isinstance(part, dict) else "text"
         if kind != "text":
             raise ValueError(
-                f"a part of type {in_short(kind)} is not supported: this server reads text only, "
-                "no images or audio; use parts of type 'text'"
+                f"a part of type {in_short(kind)} is not supported: this server reads text, and "
+                "sound if its model does; use parts of type 'text', or 'input_audio'"
             )
         return part
+
+
+class InputAudio(BaseModel):
+    """A sound file in base64; ``format`` is not used: the file shows it."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    data: str
+    format: str | None = Field(None, max_length=16)
+
+
+class AudioPart(BaseModel):
+    """A part of a message's content that is sound."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    type: Literal["input_audio"]
+    input_audio: InputAudio
+
+
+def _kind_of_part(part: Any) -> str:
+    kind = part.get("type") if isinstance(part, dict) else getattr(part, "type", None)
+    return "AudioPart" if kind == "input_audio" else "TextPart"  # neither is a field of a part
+
+
+ContentPart = Annotated[
+    Annotated[TextPart, Tag("TextPart")] | Annotated[AudioPart, Tag("AudioPart")],
+    Discriminator(_kind_of_part),
+]
 
 
 class CalledFunction(BaseModel):
@@ -83,16 +110,26 @@ class ChatMessage(BaseModel):
 
     model_config = ConfigDict(extra="allow", strict=True)
     role: str
-    content: str | list[TextPart] | None = None
+    content: str | list[ContentPart] | None = None
     name: str | None = None
     tool_calls: list[PastCall] | None = None
     tool_call_id: str | None = None
     cache_control: dict[str, Any] | None = None
 
+    @property
+    def has_sound(self) -> bool:
+        parts = self.content if isinstance(self.content, list) else []
+        return any(isinstance(part, AudioPart) for part in parts)
+
     def for_template(self) -> dict[str, Any]:
-        content = self.content or ""
-        text = content if isinstance(content, str) else "".join(part.text for part in content)
-        message: dict[str, Any] = {"role": self.role, "content": text}
+        content: str | list[dict[str, Any]]
+        if isinstance(self.content, list) and self.has_sound:
+            content = [part.model_dump(exclude={"cache_control"}) for part in self.content]
+        elif isinstance(self.content, list):
+            content = "".join(part.text for part in self.content if isinstance(part, TextPart))
+        else:
+            content = self.content or ""
+        message: dict[str, Any] = {"role": self.role, "content": content}
         if self.name is not None:
             message["name"] = self.name
         if self.tool_call_id is not None:
@@ -136,6 +173,13 @@ class ChatBody(GenerationBody):
                         "tool_call_id only"
                     )
                     raise bad_request(reason, field, "unsupported")
+        has_calls = any(each.tool_calls or each.role == "tool" for each in self.messages)
+        if (self.tools or has_calls) and any(message.has_sound for message in self.messages):
+            raise bad_request(
+                "sound cannot be combined with tools and their calls; leave out one of them",
+                "messages",
+                "unsupported",
+            )
         return [message.for_template() for message in self.messages]
 
 

@@ -84,15 +84,20 @@ class SpeechForm(BaseModel):
     def format(self) -> str:
         return "txt" if self.response_format == "text" else self.response_format
 
-    def check(self, settings: ServingSettings, speech: SpeechEntry) -> None:
-        """Raise ErrorResponse for fields that this server or its model does not support."""
+    def check(self, settings: ServingSettings, speech: SpeechEntry | None) -> None:
+        """Raise ErrorResponse for fields that this server or its model does not support.
+
+        ``speech``: of an encoder-decoder; other models write no times.
+        """
+        if speech is None:
+            self._check_without_times()
         if self.timestamp_granularities and self.response_format != "verbose_json":
             raise bad_request(
                 "timestamp_granularities[] needs response_format verbose_json, but response_format "
                 f"is {self.response_format}; set it, or leave timestamp_granularities[] out",
                 "timestamp_granularities",
             )
-        if WORD_TIMES in (self.timestamp_granularities or ()):
+        if speech is not None and WORD_TIMES in (self.timestamp_granularities or ()):
             try:
                 check_word_times(speech)
             except InputError as error:
@@ -128,7 +133,21 @@ class SpeechForm(BaseModel):
         check_limit("best_of", self.best_of or 1, settings.max_best_of)
         check_limit("num_return_sequences", self.num_return_sequences or 1, settings.max_best_of)
 
-    def options(self, task: str, defaults: Mapping[str, Any]) -> dict[str, Any]:
+    def _check_without_times(self) -> None:
+        given = {
+            "timestamp_granularities": self.timestamp_granularities,
+            "response_format": self.response_format in ("srt", "vtt") and self.response_format,
+        }
+        for name, value in given.items():
+            if value:
+                raise bad_request(
+                    f"{name} is {value}, but this model writes no times; use response_format json, "
+                    "text or verbose_json, without timestamp_granularities[]",
+                    name,
+                    "unsupported",
+                )
+
+    def options(self, task: str, defaults: Mapping[str, Any], *, has_times: bool) -> dict[str, Any]:
         """Return the keywords of ``Pipeline.transcribe``; ``defaults``: those of the server."""
         given = {name: value for name, value in self if name not in _OF_HTTP and value is not None}
         options = {**defaults, **given, "task": task}
@@ -142,7 +161,7 @@ class SpeechForm(BaseModel):
             options.pop("temperature", None)
         if WORD_TIMES in (self.timestamp_granularities or ()):
             options["return_timestamps"] = WORD_TIMES
-        elif self.format in WITH_TIMES:
+        elif has_times and self.format in WITH_TIMES:
             options["return_timestamps"] = True
         return options
 
@@ -178,15 +197,15 @@ class TranscriptionHandler:
         if form.model != self._settings.model_name:
             raise unknown_model(form.model, self._settings.model_name)
         encoder = self._service.pipeline.prompts.encoder
-        assert encoder is not None and encoder.speech is not None  # else it has no such route
-        form.check(self._settings, encoder.speech)
+        speech = None if encoder is None else encoder.speech
+        form.check(self._settings, speech)
         with contextlib.ExitStack() as on_end:
             on_end.enter_context(self._gate.passed())
             self._enter()
             on_end.callback(self._leave)
             work = _Transcription(self._service, self._metrics, self._settings.request_timeout_s)
             on_end.callback(work.close)
-            options = form.options(task, self._settings.defaults)
+            options = form.options(task, self._settings.defaults, has_times=speech is not None)
             begun = self._begun(work, form, options, on_end)
             await while_connected(request.receive, begun)
             if form.stream:

@@ -1,10 +1,11 @@
 """Languages of speech models: their codes and English names."""
 
 import re
+from collections.abc import Collection
+from typing import Protocol
 
 from dsbd_ort.decoding.option_values import did_you_mean, shown
 from dsbd_runtime.errors import InputError
-from dsbd_runtime.parts.speech_entry import SpeechEntry
 
 LANGUAGE_NAMES = {
     **{"af": "afrikaans", "am": "amharic", "ar": "arabic", "as": "assamese", "az": "azerbaijani"},
@@ -40,7 +41,15 @@ DETECTED = "auto"  # name of the detected language, as in other programs
 _TAG = re.compile(r"([a-z]{2,3})(-[a-z0-9]{2,8})*")  # en-us, zh-hant-tw
 
 
-def code_of(language: str, speech: SpeechEntry) -> str:
+class HasLanguages(Protocol):
+    """A model's entry that has languages."""
+
+    @property
+    def languages(self) -> Collection[str] | None:
+        """Their codes; None: English alone."""
+
+
+def code_of(language: str, speech: HasLanguages) -> str:
     """Return the code of a language by its code, its English name, or its token's name.
 
     A tag such as zh-CN is its language. Raises InputError if the model does not support it.
@@ -52,7 +61,7 @@ def code_of(language: str, speech: SpeechEntry) -> str:
     asked = language.strip().lower().removeprefix("<|").removesuffix("|>")
     code_by_name = {name: code for code, name in LANGUAGE_NAMES.items()} | OTHER_NAMES
     code = code_by_name.get(asked, asked)
-    known = {ENGLISH: 0} if speech.languages is None else speech.languages
+    known: Collection[str] = {ENGLISH} if speech.languages is None else speech.languages
     if code not in known and (tag := _TAG.fullmatch(asked.replace("_", "-"))):
         code = OTHER_CODES.get(tag[1], tag[1])
     if code in known:

@@ -1,8 +1,8 @@
-"""Log-mel features of audio, as Whisper's feature extractor computes them, in numpy.
+"""Log-mel features of audio, as the feature extractors of speech models compute them, in numpy.
 
 A frame is ``n_fft`` samples around every ``hop_length``-th sample. Its power spectrum is weighted
-by triangular filters, evenly spaced on Slaney's mel scale. The log10 of the result is clipped at 8
-below the maximum of the whole audio, and scaled to about -1 to 1.
+by triangular filters, evenly spaced on a mel scale. The log10 of the result is clipped at 8 below
+the maximum of the whole audio, and scaled to about -1 to 1. ``FORMS`` has what families change.
 
 Frames are computed in blocks, so that memory in addition to samples and features does not grow with
 the audio. The features of long audio need not be in memory either: ``LogMel.windows``.
@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dsbd_runtime.errors import InputError
+from dsbd_runtime.parts.given_medium import ChunkedSound
 from dsbd_runtime.parts.speech_entry import SpeechEntry
 
 Samples = NDArray[np.float32]
@@ -30,19 +32,96 @@ _LINEAR_HERTZ, _LINEAR_MELS = 1000.0, 15.0  # up to here Slaney's scale is linea
 _MELS_PER_LOG = 27.0 / np.log(6.4)
 
 
+_GUARD = 2.0**-24  # added to a power before its natural logarithm
+_LEAST_DEVIATION = 1e-5
+_NOISE_BLOCK = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class MelForm:
+    """Settings of the features of a family of models.
+
+    Attributes:
+        window_length: samples of the Hann window, which is in the middle of a frame.
+        least_samples: shorter audio is padded to it with zeros.
+        is_htk: whether the mel scale is HTK's, and triangles have height 1; else Slaney's, area 1.
+        is_symmetric: whether the window is symmetric; else periodic, as of a spectrum.
+        is_silent_outside: whether samples outside of the audio are zeros; else reflections.
+        preemphasis: share of the sample before that is subtracted from each sample.
+        is_normalized: whether logarithms are natural, and each mel has mean 0 and variance 1 over
+            the frames; else log10, clipped and scaled.
+        keeps_last: whether the frame after the last whole hop is kept.
+        dither: deviation of the noise that is added, see ``torch_noise``.
+    """
+
+    num_mels: int = 128
+    n_fft: int = 400
+    window_length: int = 400
+    hop_length: int = 160
+    sampling_rate: int = 16_000
+    least_samples: int = 0
+    is_htk: bool = False
+    is_symmetric: bool = False
+    is_silent_outside: bool = False
+    preemphasis: float = 0.0
+    is_normalized: bool = False
+    keeps_last: bool = False
+    dither: float = 0.0
+
+    @classmethod
+    def of_windows(cls, speech: SpeechEntry) -> MelForm:
+        """Return Whisper's form: audio shorter than a window is padded to it."""
+        return cls().sized(speech, speech.chunk_seconds * speech.sampling_rate)
+
+    def sized(self, sound: SpeechEntry | ChunkedSound, least_samples: int) -> MelForm:
+        """Return the form with the sizes of a manifest's entry, and windows that fill a frame."""
+        names = ("num_mels", "n_fft", "hop_length", "sampling_rate")
+        sizes = {name: getattr(sound, name) for name in names}
+        return replace(self, window_length=sound.n_fft, least_samples=least_samples, **sizes)
+
+
+_PARAKEET = MelForm(
+    num_mels=80,
+    n_fft=512,
+    is_symmetric=True,
+    is_silent_outside=True,
+    preemphasis=0.97,
+    is_normalized=True,
+)
+FORMS = {
+    "qwen3_asr": MelForm(least_samples=8_000),
+    "granite_speech": MelForm(num_mels=80, n_fft=512, is_htk=True, keeps_last=True),
+    "parakeet": _PARAKEET,
+    "canary": replace(_PARAKEET, num_mels=128),
+    "cohere_asr": replace(_PARAKEET, num_mels=128, dither=1e-5),
+}
+"""The form of each family's feature extractor in transformers, by its ``model_type``."""
+
+
 @functools.cache
-def mel_filters(num_mels: int, n_fft: int, sampling_rate: int) -> Floats:
-    """Return weights of frequencies, triangles of area 1, (n_fft // 2 + 1, num_mels) float64."""
-    lowest, highest = _mels(np.array([0.0, _MAX_HERTZ]))
-    edges = _hertz(np.linspace(lowest, highest, num_mels + 2))
+def mel_filters(num_mels: int, n_fft: int, sampling_rate: int, *, is_htk: bool = False) -> Floats:
+    """Return weights of frequencies, (n_fft // 2 + 1, num_mels) float64; see ``MelForm``."""
+    mels, hertz = (_htk_mels, _htk_hertz) if is_htk else (_mels, _hertz)
+    lowest, highest = mels(np.array([0.0, _MAX_HERTZ]))
+    edges = hertz(np.linspace(lowest, highest, num_mels + 2))
     frequencies = np.linspace(0, sampling_rate // 2, n_fft // 2 + 1)
     from_edges = edges[None] - frequencies[:, None]
     widths = np.diff(edges)
     rising = -from_edges[:, :-2] / widths[:-1]
     falling = from_edges[:, 2:] / widths[1:]
-    filters = np.maximum(0.0, np.minimum(rising, falling)) * (2.0 / (edges[2:] - edges[:-2]))
+    filters = np.maximum(0.0, np.minimum(rising, falling))
+    if not is_htk:
+        filters *= 2.0 / (edges[2:] - edges[:-2])
     filters.flags.writeable = False  # shared
     return filters
+
+
+def _htk_mels(hertz: Floats) -> Floats:
+    return np.asarray(2595.0 * np.log10(1.0 + hertz / 700.0))
+
+
+def _htk_hertz(mels: Floats) -> Floats:
+    return np.asarray(700.0 * (10.0 ** (mels / 2595.0) - 1.0))
 
 
 def _mels(hertz: Floats) -> Floats:
@@ -58,42 +137,46 @@ def _hertz(mels: Floats) -> Floats:
 
 
 class LogMel:
-    """Computes the features of audio by the settings of a model."""
+    """Computes the features of audio in the form of a model."""
 
-    def __init__(self, settings: SpeechEntry) -> None:
-        self._hop = settings.hop_length
-        self._n_fft = settings.n_fft
-        self._num_mels = settings.num_mels
-        self._chunk = settings.chunk_seconds * settings.sampling_rate
-        self._filters = mel_filters(settings.num_mels, settings.n_fft, settings.sampling_rate)
-        # periodic, as of a spectrum; np.hanning is symmetric
-        phase = 2 * np.pi * np.arange(settings.n_fft) / settings.n_fft
-        self._window = 0.5 - 0.5 * np.cos(phase)
+    def __init__(self, form: MelForm) -> None:
+        self._form = form
+        self._hop, self._n_fft = form.hop_length, form.n_fft
+        self._least = max(form.least_samples, form.n_fft)  # reflections need as many
+        self._filters = mel_filters(
+            form.num_mels, form.n_fft, form.sampling_rate, is_htk=form.is_htk
+        )
+        period = form.window_length - form.is_symmetric
+        phase = 2 * np.pi * np.arange(form.window_length) / period
+        around = form.n_fft - form.window_length
+        self._window = np.pad(0.5 - 0.5 * np.cos(phase), (around // 2, around - around // 2))
 
     def __call__(self, samples: Samples) -> Samples:
         """Return the features of an audio, (num_mels, frames) float32.
 
-        samples: (n,) float32; frames are n divided by the hop length. Audio shorter than a chunk is
-            padded to it with zeros. InputError: the samples are invalid.
+        samples: (n,) float32; frames are n divided by the hop length. Audio shorter than the least
+            is padded to it with zeros. InputError: the samples are invalid.
         """
         padded = self._padded(samples)
-        features = np.empty((self._num_mels, len(padded) // self._hop), np.float32)
+        features = np.empty((self._form.num_mels, self._num_frames(padded)), np.float32)
         for first, block in self._blocks(padded):
             features[:, first : first + block.shape[1]] = block
+        if self._form.is_normalized:
+            return _normalized(features)
         return _scaled(features, float(features.max()))
 
     def windows(self, samples: Samples) -> FeatureWindows:
         """Return the features as windows, which are computed when read; raises as a call."""
         padded = self._padded(samples)
-        if len(padded) == self._chunk:
-            features = self(padded)
+        if len(padded) == self._least:
+            features = self(samples)
             return FeatureWindows(features.shape[1], lambda first, last: features[:, first:last])
         maximum = max(float(np.float32(block.max())) for _, block in self._blocks(padded))
 
         def computed(first: int, last: int) -> Samples:
             return _scaled(self._log_powers(padded, first, last).astype(np.float32), maximum)
 
-        return FeatureWindows(len(padded) // self._hop, computed)
+        return FeatureWindows(self._num_frames(padded), computed)
 
     def _padded(self, samples: Samples) -> Samples:
         checked = np.asarray(samples)
@@ -102,23 +185,40 @@ class LogMel:
                 f"the samples are {checked.dtype} of shape {checked.shape}; expected float32 of "
                 "one dimension, at least one sample: mono audio from -1 to 1"
             )
-        missing = self._chunk - len(checked)
+        if self._form.dither and len(checked) >= _NOISE_BLOCK:
+            checked = checked + np.float32(self._form.dither) * torch_noise(len(checked))
+        if self._form.preemphasis:
+            before = np.float32(self._form.preemphasis) * checked[:-1]
+            checked = np.concatenate([checked[:1], checked[1:] - before])
+        missing = self._least - len(checked)
         return np.pad(checked, (0, missing)) if missing > 0 else checked
 
+    def _num_frames(self, padded: Samples) -> int:
+        return len(padded) // self._hop + self._form.keeps_last
+
     def _blocks(self, padded: Samples) -> Iterator[tuple[int, Floats]]:
-        num_frames = len(padded) // self._hop
+        num_frames = self._num_frames(padded)
         for first in range(0, num_frames, _BLOCK):
             yield first, self._log_powers(padded, first, min(first + _BLOCK, num_frames))
 
     def _log_powers(self, padded: Samples, first: int, last: int) -> Floats:
-        """Return log10 of the filtered powers, (num_mels, last - first) float64."""
+        """Return logarithms of the filtered powers, (num_mels, last - first) float64."""
         half = self._n_fft // 2
-        part = _reflected(padded, first * self._hop - half, (last - 1) * self._hop + half)
+        begin, end = first * self._hop - half, (last - 1) * self._hop + half
+        part = (_silent if self._form.is_silent_outside else _reflected)(padded, begin, end)
         frames = np.lib.stride_tricks.sliding_window_view(part, self._n_fft)[:: self._hop]
         spectrum = np.fft.rfft(frames * self._window, axis=1)
         powers = spectrum.real**2 + spectrum.imag**2
-        logs: Floats = np.log10(np.maximum(powers @ self._filters, _FLOOR)).T
-        return logs
+        mels = (powers @ self._filters).T
+        if self._form.is_normalized:
+            return np.asarray(np.log(mels + _GUARD))
+        return np.asarray(np.log10(np.maximum(mels, _FLOOR)))
+
+
+def _silent(samples: Samples, begin: int, end: int) -> Floats:
+    """Return samples ``begin`` to ``end - 1``, (end - begin,); those outside are zeros."""
+    outside = max(0, -begin), max(0, end - len(samples))
+    return np.pad(samples[max(begin, 0) : end].astype(np.float64), outside)
 
 
 def _reflected(samples: Samples, begin: int, end: int) -> Floats:
@@ -138,6 +238,35 @@ def _scaled(logs: Samples, maximum: float) -> Samples:
     logs += np.float32(4.0)
     logs /= np.float32(4.0)
     return logs
+
+
+def _normalized(logs: Samples) -> Samples:
+    """Return logarithms with mean 0 and variance 1 over the frames of each mel."""
+    centred = logs - logs.mean(axis=1, keepdims=True, dtype=np.float64)
+    variance = (centred**2).sum(axis=1, keepdims=True) / max(logs.shape[1] - 1, 1)
+    scaled: Floats = centred / (np.sqrt(variance) + _LEAST_DEVIATION)
+    return scaled.astype(np.float32)
+
+
+def torch_noise(number: int) -> Samples:
+    """Return normal noise, (number,) float32, as ``torch.randn`` of a generator seeded with it.
+
+    number: ``_NOISE_BLOCK`` or more. Torch draws by the Mersenne Twister, and makes normal numbers
+    by Box and Muller, 16 at a time; the last 16 are drawn anew unless ``number`` is a multiple.
+    """
+    rest = _NOISE_BLOCK if number % _NOISE_BLOCK else 0
+    twister = np.random.RandomState(number & 0xFFFFFFFF)
+    drawn = twister.randint(0, 1 << 32, number + rest, dtype=np.uint32) & 0xFFFFFF
+    uniform = drawn.astype(np.float32) / np.float32(1 << 24)
+    whole = number - number % _NOISE_BLOCK
+    normal = [_box_muller(uniform[:whole])[: number - rest], _box_muller(uniform[number:])]
+    return np.concatenate(normal)
+
+
+def _box_muller(uniform: Samples) -> Samples:
+    first, second = uniform.reshape(-1, 2, _NOISE_BLOCK // 2).transpose(1, 0, 2)
+    radius, angle = np.sqrt(-2 * np.log(1 - first)), np.float32(2 * np.pi) * second
+    return np.stack([radius * np.cos(angle), radius * np.sin(angle)], axis=1).ravel()
 
 
 class FeatureWindows:

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from dsbd_ort.decoding import DecodingOptions
 from dsbd_ort.decoding.option_table import OPTION_TABLE, read_options
 from dsbd_ort.decoding.option_values import Domain, Number, OneOf, Whole, entries_of, shown
-from dsbd_ort.speech.audio import read_audio
+from dsbd_ort.speech.audio import MOST_SECONDS, read_audio
 from dsbd_ort.speech.hot_words import Word, read_hot_words
 from dsbd_ort.speech.languages import DETECTED, ENGLISH, code_of
-from dsbd_ort.speech.log_mel import LogMel
+from dsbd_ort.speech.log_mel import LogMel, MelForm
 from dsbd_ort.speech.transcript import TASKS
 from dsbd_runtime.errors import InputError
 from dsbd_runtime.parts.speech_entry import SpeechEntry
@@ -136,9 +136,29 @@ class SpeechRequest:
         context_length: int,
     ) -> SpeechRequest:
         """Return the request of ``SpeechOptions``; InputError, ConfigError: one is invalid."""
-        own = {name: value for name, value in options.items() if name in _DOMAINS}
-        if _is_word_times(own.get("return_timestamps")):
+        if _is_word_times(options.get("return_timestamps")):
             check_word_times(speech)
+        return cls.of(
+            options,
+            tokenizer,
+            vocab_size,
+            context_length,
+            language=read_language(options.get("language"), speech),
+            task=read_task(options.get("task", TASKS[0]), speech),
+            prompt_ids=read_prompt(options.get("initial_prompt"), tokenizer),
+        )
+
+    @classmethod
+    def of(
+        cls,
+        options: Mapping[str, Any],
+        tokenizer: Tokenizer,
+        vocab_size: int,
+        context_length: int,
+        **fields: Any,
+    ) -> SpeechRequest:
+        """Return the request of options whose language, task and prompt are in ``fields``."""
+        own = {name: value for name, value in options.items() if name in _DOMAINS}
         given = {name: value for name, value in options.items() if name not in SPEECH_OPTIONS}
         bound = {name: given.pop(name) for name in ("constraint",) if name in given}
         given = {**read_options(given), **bound}  # the pipeline binds it for each request
@@ -150,13 +170,11 @@ class SpeechRequest:
         return cls(
             vocab_size=vocab_size,
             most_previous=context_length // 2 - 1,
-            language=read_language(options.get("language"), speech),
-            task=read_task(options.get("task", TASKS[0]), speech),
             temperature=read_temperatures(options.get("temperature", TEMPERATURES)),
-            prompt_ids=read_prompt(options.get("initial_prompt"), tokenizer),
             hot_words=read_hot_words(options.get("hot_words"), tokenizer),
             options=given,
             **own,
+            **fields,
         )
 
     def __post_init__(self) -> None:
@@ -257,17 +275,19 @@ def read_prompt(text: str | None, tokenizer: Tokenizer) -> tuple[int, ...]:
     return tuple(token_ids)
 
 
-def read_samples(audio: Audio, speech: SpeechEntry) -> NDArray[np.float32]:
+def read_samples(
+    audio: Audio, sampling_rate: int, *, max_seconds: float = MOST_SECONDS
+) -> NDArray[np.float32]:
     """Return the samples of an audio, (n,) float32 at the model's rate; InputError: not valid.
 
     A writeable array is copied, because it is read while the audio is transcribed.
     """
     if not isinstance(audio, np.ndarray):
-        return read_audio(audio, speech.sampling_rate)
+        return read_audio(audio, sampling_rate, max_seconds=max_seconds)
     if audio.ndim != 1 or audio.dtype.kind != "f" or not len(audio):
         raise InputError(
             f"the samples are {audio.dtype} of shape {audio.shape}; expected floats from -1 to 1 "
-            f"in one dimension, mono audio at {speech.sampling_rate} Hz, at least one"
+            f"in one dimension, mono audio at {sampling_rate} Hz, at least one"
         )
     samples = audio.astype(np.float32, copy=audio.flags.writeable)
     if not (np.isfinite(samples.min()) and np.isfinite(samples.max())):  # NaN is both
@@ -281,7 +301,7 @@ def heard_windows(audio: Audio, speech: SpeechEntry) -> Iterator[NDArray[np.floa
 
     The last window is padded; no window is only padding. Raises InputError for other files.
     """
-    samples = read_samples(audio, speech)
-    windows = LogMel(speech).windows(samples)
+    samples = read_samples(audio, speech.sampling_rate)
+    windows = LogMel(MelForm.of_windows(speech)).windows(samples)
     for first in range(0, -(-len(samples) // speech.hop_length), speech.num_frames):
         yield windows.window(first, speech.num_frames)

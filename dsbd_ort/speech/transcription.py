@@ -7,8 +7,9 @@ the start of the next window. Each window takes one or a few requests, which are
 """
 
 import contextlib
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +18,7 @@ from dsbd_ort.decoding import DecodeResult, DecodingConfig
 from dsbd_ort.decoding.stats import summed_stats
 from dsbd_ort.prompts import RequestInputs
 from dsbd_ort.speech.languages import ENGLISH
-from dsbd_ort.speech.log_mel import LogMel, Samples
+from dsbd_ort.speech.log_mel import LogMel, MelForm, Samples
 from dsbd_ort.speech.segmentation import WindowParts, parts_of_window, without_second_end
 from dsbd_ort.speech.speech_request import SpeechRequest
 from dsbd_ort.speech.transcript import TASKS, Alternative, Segment, Skipped, SpokenWord, Transcript
@@ -40,7 +41,59 @@ class _Heard:
 
 
 class Transcription:
-    """Transcription of one audio."""
+    """Transcription of one audio by a kind of model: what its windows have given so far."""
+
+    def __init__(
+        self,
+        pipeline: SpeechPipeline,
+        request: SpeechRequest,
+        duration: float,
+        options: Mapping[str, Any],
+    ) -> None:
+        """``duration``: seconds; ``options``: of every request, unless ``request`` has others."""
+        self._pipeline = pipeline
+        self._request = request
+        self._duration = duration
+        self._language = request.language
+        self._language_probability: float | None = None
+        self._segments: list[Segment] = []
+        self._alternatives: list[Alternative] = []
+        self._skipped: list[Skipped] = []
+        self._texts = WindowTexts(pipeline, request, options)
+
+    def steps(self, on_segment: Callable[[Segment], None] | None, align: Align) -> Steps:
+        """Decode one window after another; call ``on_segment`` with each finished segment."""
+        raise NotImplementedError
+
+    def _text(self, token_ids: Sequence[int]) -> str:
+        return self._pipeline.tokenizer.decode(token_ids)
+
+    def _alternative(self, answer: WindowText, seek: int) -> Alternative:
+        return Alternative(
+            seek=seek,
+            text=self._text(answer.token_ids),
+            token_ids=answer.token_ids,
+            temperature=answer.temperature,
+            avg_logprob=answer.avg_logprob,
+            compression_ratio=answer.compression_ratio,
+        )
+
+    def _transcript(self, text: str) -> Transcript:
+        return Transcript(
+            text=text.strip(),
+            language=self._language,
+            language_probability=self._language_probability,
+            task=self._request.task,
+            duration=self._duration,
+            segments=tuple(self._segments),
+            stats=summed_stats(self._texts.stats),
+            alternatives=tuple(self._alternatives),
+            skipped=tuple(self._skipped),
+        )
+
+
+class WhisperTranscription(Transcription):
+    """Transcription of one audio by an encoder-decoder."""
 
     def __init__(
         self,
@@ -50,24 +103,21 @@ class Transcription:
         samples: Samples,
         request: SpeechRequest,
     ) -> None:
-        self._pipeline = pipeline
         self._speech = speech
         self._start = start_token_id
-        self._request = request
-        self._windows = LogMel(speech).windows(samples)
+        self._windows = LogMel(MelForm.of_windows(speech)).windows(samples)
         self._num_samples = len(samples)
-        self._language = request.language
-        self._language_probability: float | None = None
-        self._segments: list[Segment] = []
-        self._alternatives: list[Alternative] = []
-        self._skipped: list[Skipped] = []
-        self._texts = WindowTexts(pipeline, speech, request, has_times=self._has_times)
+        # whether texts have times: if requested, or to find the next window
+        is_long = self._windows.num_frames > speech.num_frames
+        self._has_times = bool(request.return_timestamps) or is_long
+        options = _options(speech, has_times=self._has_times)
+        super().__init__(pipeline, request, len(samples) / speech.sampling_rate, options)
         self._said: list[tuple[int, ...]] = []  # the tokens of each segment so far
         self._prompt = request.prompt_ids
         self._conditions = request.condition_on_previous_text
 
     def steps(self, on_segment: Callable[[Segment], None] | None, align: Align) -> Steps:
-        """Decode one window after another; call ``on_segment`` with each finished segment."""
+        """See the base."""
         seek, num_frames = 0, self._windows.num_frames
         num_heard = -(-self._num_samples // self._speech.hop_length)  # the rest is padding
         while seek < min(num_frames, num_heard):
@@ -99,7 +149,8 @@ class Transcription:
                 if on_segment is not None:
                     on_segment(segment)
             seek += found.num_frames
-        return self._transcript()
+        tokens = [token for segment in self._segments for token in segment.token_ids]
+        return self._transcript(self._text(tokens))
 
     def _previous(self) -> list[int]:
         most = self._request.most_previous
@@ -151,31 +202,15 @@ class Transcription:
             tokens += [self._speech.tasks[self._request.task]]
         return tokens if self._has_times else [*tokens, self._speech.no_timestamps_token_id]
 
-    @property
-    def _has_times(self) -> bool:
-        """Whether texts have times: if requested, or to find the next window."""
-        is_long = self._windows.num_frames > self._speech.num_frames
-        return bool(self._request.return_timestamps) or is_long
-
     def _skipped_window(self, answer: WindowText, seek: int, part: int, heard: _Heard) -> Skipped:
         seconds = self._speech.seconds_per_frame
         return Skipped(
             seek=seek,
             start=seek * seconds,
-            end=min((seek + part) * seconds, self._num_samples / self._speech.sampling_rate),
+            end=min((seek + part) * seconds, self._duration),
             temperature=answer.temperature,
             avg_logprob=answer.avg_logprob,
             no_speech_prob=heard.no_speech_prob,
-        )
-
-    def _alternative(self, answer: WindowText, seek: int) -> Alternative:
-        return Alternative(
-            seek=seek,
-            text=self._text(answer.token_ids),
-            token_ids=answer.token_ids,
-            temperature=answer.temperature,
-            avg_logprob=answer.avg_logprob,
-            compression_ratio=answer.compression_ratio,
         )
 
     def _times(
@@ -227,22 +262,18 @@ class Transcription:
             self._said.append(without_second_end(part.token_ids, self._speech))
             yield segment
 
-    def _text(self, token_ids: Sequence[int]) -> str:
-        return self._pipeline.tokenizer.decode(token_ids)
 
-    def _transcript(self) -> Transcript:
-        tokens = [token for segment in self._segments for token in segment.token_ids]
-        return Transcript(
-            text=self._text(tokens).strip(),
-            language=self._language,
-            language_probability=self._language_probability,
-            task=self._request.task,
-            duration=self._num_samples / self._speech.sampling_rate,
-            segments=tuple(self._segments),
-            stats=summed_stats(self._texts.stats),
-            alternatives=tuple(self._alternatives),
-            skipped=tuple(self._skipped),
-        )
+def _options(speech: SpeechEntry, *, has_times: bool) -> dict[str, Any]:
+    """Return the options of every request for a window's text."""
+    options: dict[str, Any] = {
+        "suppress_tokens": speech.suppress_tokens,
+        "begin_suppress_tokens": speech.begin_suppress_tokens,
+    }
+    if has_times:
+        options["no_timestamps_token_id"] = speech.no_timestamps_token_id
+        options["max_initial_timestamp_index"] = speech.max_initial_timestamp_index
+        options["last_timestamp_token_id"] = speech.last_timestamp
+    return options
 
 
 def answered(steps: Steps, decoded: Callable[[Requests], list[DecodeResult]]) -> Transcript:

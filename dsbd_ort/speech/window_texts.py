@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import numpy as np
@@ -24,7 +25,6 @@ from dsbd_ort.prompts import RequestInputs
 from dsbd_ort.speech.hot_words import HotWords
 from dsbd_ort.speech.segmentation import compression_ratio, least_compression_ratio
 from dsbd_ort.speech.speech_request import SpeechRequest
-from dsbd_runtime.parts.speech_entry import SpeechEntry
 from dsbd_runtime.text.tokenizer import Tokenizer
 
 _OF_BEAMS = ("strategy", "num_beams", "early_stopping", "draft_beams")
@@ -162,16 +162,15 @@ class WindowTexts:
     def __init__(
         self,
         pipeline: SpeechPipeline,
-        speech: SpeechEntry,
         request: SpeechRequest,
-        *,
-        has_times: bool,
+        options: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
+        """``options``: of every request, unless ``request`` has others."""
         self.speech_request = request
         self.hot_words = None
         if request.hot_words and request.hot_word_gain:
             self.hot_words = HotWords(request.hot_words, request.hot_word_gain)
-        self._pipeline, self._speech, self._has_times = pipeline, speech, has_times
+        self._pipeline, self._options = pipeline, options
         self.stats: list[DecodingStats] = []
 
     def answers(self, inputs: RequestInputs, no_speech_prob: float) -> Answers:
@@ -221,16 +220,7 @@ class WindowTexts:
         return (yield from _decoded(samples))
 
     def _options_at(self, temperature: float) -> dict[str, Any]:
-        speech = self._speech
-        options: dict[str, Any] = {
-            "suppress_tokens": speech.suppress_tokens,
-            "begin_suppress_tokens": speech.begin_suppress_tokens,
-            **self.speech_request.options,
-        }
-        if self._has_times:
-            options["no_timestamps_token_id"] = speech.no_timestamps_token_id
-            options["max_initial_timestamp_index"] = speech.max_initial_timestamp_index
-            options["last_timestamp_token_id"] = speech.last_timestamp
+        options: dict[str, Any] = {**self._options, **self.speech_request.options}
         if self.hot_words is not None:
             given = options.get("logits_processors") or ()
             options["logits_processors"] = (*given, self.hot_words)

@@ -43,6 +43,13 @@ from dsbd_export.feature_draft.checkpoint import (
     read_feature_draft,
 )
 from dsbd_export.feature_draft.source import FeatureDraftSource
+from dsbd_export.given_prompt.checkpoint import (
+    GivenCheckpoint,
+    check_given_pair,
+    is_given_prompt,
+    read_given_prompt,
+)
+from dsbd_export.given_prompt.source import GivenPromptSource
 from dsbd_export.model_source import ModelSource, SourceOf
 from dsbd_export.pair import agreed_draft, agreed_pair
 from dsbd_export.progress import Report
@@ -93,6 +100,15 @@ KINDS = (
         as_target=with_languages,
         without_adapters="an encoder-decoder, for which adapters are not supported; merge it into "
         "the checkpoint with PEFT, and export that",
+    ),
+    ModelKind(
+        recognizes=is_given_prompt,
+        read=read_given_prompt,
+        has=lambda checkpoint: isinstance(checkpoint, GivenCheckpoint),
+        source=GivenPromptSource,
+        check=check_given_pair,
+        without_adapters="a model with an encoder, for which adapters are not supported; merge it "
+        "into the checkpoint with PEFT, and export that",
     ),
     ModelKind(recognizes=lambda _: True, read=read_decoder, has=lambda _: True, source=ModelSource),
 )

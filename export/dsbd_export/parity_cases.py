@@ -28,6 +28,7 @@ from dsbd_export.checkpoints.checkpoint import Checkpoint
 from dsbd_export.errors import ExportError
 from dsbd_export.tokenizers.tokenizer_files import highest_token_id, read_tokenizer
 from dsbd_export.tokenizers.tokenizer_gate import reads_little
+from dsbd_forward.forward import Source
 from dsbd_runtime.parts.speech_entry import SoundFeatures
 
 _NARROWER = {
@@ -150,6 +151,15 @@ class ForestCase:
         return (self, *self.together)
 
     @property
+    def source(self) -> Source:
+        """The source as a forward takes it, None without a source."""
+        return self.sound if self.source_ids is None else tuple(self.source_ids.tolist())
+
+    def arguments_of(self, num_paths: int) -> dict[str, Tensor]:
+        """Return what the model's own forward of so many paths reads in addition to tokens."""
+        return {}
+
+    @property
     def prompt_length(self) -> int:
         """Return the length of the prompt: the prefix, or the nodes of a prefill."""
         return len(self.prefix_ids) or len(self.node_ids)
@@ -250,7 +260,8 @@ def _path_logits(
         output = model(encoder_outputs=outputs, decoder_input_ids=ids, use_cache=False)
         return cast(Tensor, output.logits[:, wanted])
     if case.source_ids is None:
-        output = model(input_ids=ids, use_cache=False, logits_to_keep=wanted)
+        more = case.arguments_of(len(ids))
+        output = model(input_ids=ids, use_cache=False, logits_to_keep=wanted, **more)
         return cast(Tensor, output.logits)
     source = torch.from_numpy(case.source_ids).expand(len(ids), -1)
     output = model(input_ids=source, decoder_input_ids=ids, use_cache=False)

@@ -6,6 +6,7 @@ logits are returned; F: rows whose features are.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
@@ -19,7 +20,26 @@ from dsbd_forward.rows import NO_INTS, Ints
 Source = Hashable | None
 """Input that a request's rows depend on in addition to tokens, such as an encoder's; None: none.
 
-Rows of equal tokens and other sources share nothing."""
+Rows of equal tokens and other sources share nothing, except before a ``LateSource``."""
+
+
+class LateSource(ABC):
+    """A source that the first rows of a path do not depend on, such as sound within a prompt."""
+
+    @abstractmethod
+    def num_alike(self, other: Source) -> int:
+        """Return how many first rows of a path are the same with another source that differs."""
+
+
+def num_alike(source: Source, other: Source) -> int | None:
+    """Return how many first rows of equal tokens are the same with two sources; None: all."""
+    if source == other:
+        return None
+    for one, two in ((source, other), (other, source)):
+        if isinstance(one, LateSource):
+            return one.num_alike(two)
+    return 0
+
 
 NO_ROW = -1
 

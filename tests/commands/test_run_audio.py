@@ -199,11 +199,11 @@ def test_ctrl_c_ends_between_two_segments(transcribe, files, pipeline):
 
 
 def test_a_text_model_reads_no_audio(transcribe, files, pipeline):
-    pipeline.prompts.encoder.speech = None
+    pipeline.transcribes = False
     done = transcribe("--audio", files[0])
-    assert_one_line_error(done, "--audio is given, but the model of speech reads text")
-    pipeline.prompts.encoder = None
-    assert_one_line_error(transcribe("--audio", files[0]), "reads text; use a bundle of a speech")
+    assert_one_line_error(
+        done, "--audio is given, but the model of speech reads text; use a bundle"
+    )
 
 
 def test_a_text_model_of_a_bundle_reads_no_audio(tiny_bundle, files):

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dsbd_forward.forward import Forward, ForwardResult, Source
+from dsbd_forward.forward import Forward, ForwardResult, LateSource, Source
 from dsbd_forward.logits import DenseLogits
 from dsbd_ort.decoding import DecodingConfig, DecodingRequest, TableModel
 from dsbd_ort.decoding.batched_decoder import BatchedDecoder, decoded_together
@@ -154,9 +154,102 @@ def test_a_source_is_released_with_its_last_request_preempted_ones_included() ->
     assert model.released == ["b", "a"]
 
 
+class Late(LateSource):
+    """A source that the rows from a place on depend on."""
+
+    def __init__(self, place: int, name: str) -> None:
+        self.place, self.name = place, name
+
+    def num_alike(self, other: Source) -> int:
+        return min(self.place, other.place) if isinstance(other, Late) else self.place
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Late) and vars(self) == vars(other)
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+
+LATE_TABLES = {Late(2, "x"): random_table(4, VOCAB), Late(3, "y"): random_table(5, VOCAB)}
+
+
+class LateSourced(Sourced):
+    """Its logits depend on a late source from its place on; rows know the source they have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.spec = replace(self.spec, joins_sources=True)
+
+    def forward(self, forward: Forward) -> ForwardResult:
+        source = forward.source
+        tables = {**LATE_TABLES, None: TABLES[None]}
+
+        def table(path: tuple[int, ...]) -> np.ndarray:
+            is_text = source is None or len(path) <= source.place
+            return tables[None if is_text else source](path)
+
+        self.table = table
+        self.num_computed += forward.num_new
+        first = len(self.sources)
+        for row in range(forward.num_new):
+            is_text = source is None or forward.positions[row] < source.place
+            self.sources.append(None if is_text else source)
+            seen = forward.mask[row, :first].nonzero()[0]
+            assert {self.sources[each] for each in seen} <= {None, source}
+        return TableModel.forward(self, forward)
+
+    def read_source(self, source: Source) -> None:
+        """Do nothing."""
+
+    def release_source(self, source: Source) -> None:
+        """Do nothing."""
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2, 0), (2, 1, 0, 2), (1, 0, 1, 2)])
+def test_rows_before_a_late_source_are_shared_and_results_are_those_alone(order) -> None:
+    """Prompts of 4 rows to keep: one of text, others with a source from row 2 or 3 on."""
+    known = (Late(2, "x"), Late(3, "y"), None)
+    sources = [known[number] for number in order]
+    alone = [
+        all_tokens(decoded(request_of(source, seed), LateSourced()))
+        for seed, source in enumerate(sources)
+    ]
+    model, prefixes = LateSourced(), (PrefixCache(), PrefixCache())
+    for seed, source in enumerate(sources):
+        result = decoded(request_of(source, seed), model, None, prefixes)
+        assert all_tokens(result) == alone[seed]
+        assert prefixes[0].source == source
+    shared = LateSourced()
+    decoder = BatchedDecoder(shared, None)
+    for seed, source in enumerate(sources):
+        (result,) = decoded_together(decoder, [request_of(source, seed)], 1)
+        assert all_tokens(result) == alone[seed]
+
+
+def test_only_rows_that_depend_on_a_late_source_are_computed_again() -> None:
+    model = LateSourced()
+    decoder = BatchedDecoder(model, None)
+    counts = []
+    for source in (Late(2, "x"), Late(3, "y"), None, Late(2, "x")):
+        before = model.num_computed
+        member = decoder.join(request_of(source, 0))
+        decoder.iterate()
+        decoder.leave(member)
+        counts.append(model.num_computed - before)
+    # Of the prompt's 4 rows 2 are shared with the first, 3 with the second; at last all of them
+    # are, and the first iteration computes the row of the last token.
+    assert counts == [4, 2, 1, 1]
+
+
 @pytest.mark.parametrize(
     ("ours", "theirs", "num_common"),
     [
+        (([1, 2, 3], Late(2, "x")), ([1, 2, 3], Late(2, "x")), 3),
+        (([1, 2, 3], Late(2, "x")), ([1, 2, 3], Late(1, "x")), 1),
+        (([1, 2, 3], Late(2, "x")), ([1, 2, 3], None), 2),
+        (([1, 2, 3], None), ([1, 2, 3], Late(0, "x")), 0),
+        (([1, 2, 3], Late(2, "x")), ([1, 4, 3], None), 1),
+        (([1, 2, 3], Late(2, "x")), ([1, 2, 3], "a"), 2),
         (([1, 2, 3], None), ([1, 2, 4], None), 2),
         (([1, 2, 3], "a"), ([1, 2, 3], "a"), 3),
         (([1, 2, 3], "a"), ([1, 2, 3], "b"), 0),

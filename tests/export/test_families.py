@@ -18,6 +18,7 @@ from dsbd_export.checkpoints.model_loading import AbsentPart, load_model
 from dsbd_export.config import ModelOptions
 from dsbd_export.errors import ExportError
 from dsbd_export.gate.parity import MAX_ABS_ERROR, ParityLimit
+from dsbd_export.given_prompt.kinds import GIVEN_KINDS
 from dsbd_export.model_source import parts_of_engine
 from dsbd_export.parity_cases import forest_cases, reference_logits, text_case
 from dsbd_runtime.parts.cache_entries import recurrent
@@ -222,7 +223,10 @@ def test_an_epsilon_of_1e_8_stays_in_the_norms(dtype, tmp_path):
 def test_the_table_and_the_checkpoints_are_about_the_same_families():
     supported = {name: family for name, family in FAMILIES.items() if family.refusal is None}
     of_encoders = {name for name, family in supported.items() if family.reads_source}
-    assert {row.family for row in FAMILY_CHECKPOINTS.values()} == supported.keys() - of_encoders
+    of_prompts = GIVEN_KINDS.keys()  # see tests/given
+    decoders = supported.keys() - of_encoders - of_prompts
+    assert {row.family for row in FAMILY_CHECKPOINTS.values()} == decoders
+    assert of_prompts <= supported.keys()
     of_sound = {"whisper"}  # see test_speech.py
     assert {row.family for row in SOURCE_READERS.values()} == of_encoders - of_sound
     assert list(FAMILIES) == sorted(FAMILIES)

@@ -100,7 +100,7 @@ REASONS = [  # of values of several types: that of the one meant
     (
         {"messages": [{"role": "user", "content": PARTS}]},
         "messages.0.content.1: a part of type 'image_url' is not supported: this server reads "
-        "text only, no images or audio; use parts of type 'text'",
+        "text, and sound if its model does; use parts of type 'text', or 'input_audio'",
     ),
     (
         {"messages": [{"role": "user", "content": [PARTS[0], LATER]}]},

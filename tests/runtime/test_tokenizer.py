@@ -151,3 +151,21 @@ def test_byte_symbols_are_those_of_the_library(tiny_bundle):
     for text in ("é", "\x00 \xad", "日本"):
         pieces = [tokenizer.piece(i) for i in tokenizer.encode(text)]
         assert bytes(BYTE_BY_SYMBOL[symbol] for symbol in "".join(pieces)) == text.encode()
+
+
+@pytest.mark.parametrize("piece", ["<|sound|>", SPECIAL])  # the second in many vocabularies
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_renamed_special_token_is_text_by_its_old_name(tmp_path, kind, piece):
+    backend = KINDS[kind]()
+    backend.add_special_tokens([piece, "<|other|>"])
+    backend.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = Tokenizer(tmp_path, bos_token_id=None)
+    [token], [other] = (
+        tokenizer.encode(each, add_special_tokens=False) for each in (piece, "<|other|>")
+    )
+    renamed = tokenizer.with_renamed(piece, "0123456789")
+    ids = renamed.encode("a0123456789<|other|>a", add_special_tokens=False)
+    assert ids == tokenizer.encode(f"a{piece}<|other|>a", add_special_tokens=False)
+    assert ids.count(token) == ids.count(other) == 1
+    assert token not in renamed.encode(f"a {piece}", add_special_tokens=False)
+    assert tokenizer.encode(piece, add_special_tokens=False) == [token]

@@ -6,11 +6,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dsbd_ort.speech.log_mel import LogMel, mel_filters
+from dsbd_ort.speech.log_mel import FORMS, LogMel, MelForm, mel_filters, torch_noise
 from dsbd_runtime.errors import InputError
 from tests.speech.sounds import RATE, chirp, noise, speech_like, tone
 from tests.speech.test_segmentation import SPEECH
 
+WHISPER = MelForm.of_windows(SPEECH)
 SOUNDS = {
     "speech-like": speech_like(7.3),
     "30 s": speech_like(30.0),
@@ -39,7 +40,7 @@ def of_transformers(samples: np.ndarray, num_mels: int, *, by_numpy: bool = Fals
 @pytest.mark.parametrize("sound", SOUNDS)
 def test_features_are_those_of_transformers(sound: str, num_mels: int) -> None:
     samples = SOUNDS[sound]
-    features = LogMel(replace(SPEECH, num_mels=num_mels))(samples)
+    features = LogMel(MelForm.of_windows(replace(SPEECH, num_mels=num_mels)))(samples)
     wanted = of_transformers(samples, num_mels)
     assert features.dtype == np.float32 and features.shape == wanted.shape
     np.testing.assert_allclose(features, wanted, rtol=0, atol=5e-5)
@@ -48,7 +49,7 @@ def test_features_are_those_of_transformers(sound: str, num_mels: int) -> None:
 @pytest.mark.parametrize("samples", [tone(30.0), chirp(18.7)], ids=["tone", "chirp"])
 def test_pure_tones_are_those_of_its_exact_form(samples: np.ndarray) -> None:
     """Far from a tone its spectrum is the rounding error of fp32, which torch is given."""
-    features = LogMel(SPEECH)(samples)
+    features = LogMel(WHISPER)(samples)
     wanted = of_transformers(samples, 80, by_numpy=True)
     np.testing.assert_allclose(features, wanted, rtol=0, atol=5e-6)
 
@@ -64,7 +65,7 @@ def test_filters_are_those_of_transformers(num_mels: int) -> None:
 @pytest.mark.parametrize("sound", SOUNDS)
 @pytest.mark.parametrize("length", [3000, 777, 1])
 def test_windows_together_are_the_whole(sound: str, length: int) -> None:
-    mel = LogMel(SPEECH)
+    mel = LogMel(WHISPER)
     whole, windows = mel(SOUNDS[sound]), mel.windows(SOUNDS[sound])
     assert windows.num_frames == whole.shape[1]
     firsts = range(0, windows.num_frames, length)
@@ -80,7 +81,7 @@ def test_windows_together_are_the_whole(sound: str, length: int) -> None:
 
 
 def test_memory_is_that_of_a_block() -> None:
-    samples, mel = noise(300.0), LogMel(SPEECH)
+    samples, mel = noise(300.0), LogMel(WHISPER)
     tracemalloc.start()
     windows = mel.windows(samples)
     windows.window(9000, 3000)
@@ -96,10 +97,83 @@ def test_memory_is_that_of_a_block() -> None:
 )
 def test_other_arrays_are_no_samples(samples: np.ndarray) -> None:
     with pytest.raises(InputError, match=r"expected float32 of one dimension, at least one sample"):
-        LogMel(SPEECH)(samples)
+        LogMel(WHISPER)(samples)
 
 
 def test_a_window_begins_in_the_audio() -> None:
-    windows = LogMel(SPEECH).windows(noise(1.0))
+    windows = LogMel(WHISPER).windows(noise(1.0))
     with pytest.raises(InputError, match="frame 3000: the audio has frames 0 to 2999"):
         windows.window(3000, 3000)
+
+
+OTHER_SOUNDS = {
+    "speech-like": speech_like(3.3),
+    "noise after silence": np.concatenate([np.zeros(4000, np.float32), noise(3.0)[:44_123]]),
+    "a whole number of hops": noise(1.0)[:14_400],
+    "odd number of frames": noise(1.0)[:14_500],
+}
+
+
+def _of_extractor(kind: str, samples: np.ndarray) -> np.ndarray:
+    """Return the valid frames of transformers' extractor, (num_mels, frames)."""
+    import transformers
+
+    extractor = {
+        "qwen3_asr": transformers.Qwen3ASRFeatureExtractor,
+        "parakeet": transformers.ParakeetFeatureExtractor,
+        "canary": lambda: transformers.ParakeetFeatureExtractor(feature_size=128),
+        "cohere_asr": transformers.CohereAsrFeatureExtractor,
+    }[kind]()
+    options = {"padding": True, "return_attention_mask": True} if kind == "qwen3_asr" else {}
+    found = extractor(samples, sampling_rate=RATE, return_tensors="np", **options)
+    features, num_valid = found["input_features"][0], int(found["attention_mask"].sum())
+    return features[:, :num_valid] if kind == "qwen3_asr" else features[:num_valid].T
+
+
+@pytest.mark.parametrize("sound", OTHER_SOUNDS)
+@pytest.mark.parametrize(
+    ("kind", "tolerance"),
+    [("qwen3_asr", 2e-5), ("parakeet", 2e-4), ("canary", 2e-4), ("cohere_asr", 5e-4)],
+)
+def test_other_forms_are_those_of_transformers(kind: str, tolerance: float, sound: str) -> None:
+    samples = OTHER_SOUNDS[sound]
+    features, wanted = LogMel(FORMS[kind])(samples), _of_extractor(kind, samples)
+    assert features.dtype == np.float32 and features.shape == wanted.shape
+    np.testing.assert_allclose(features, wanted, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("sound", OTHER_SOUNDS)
+def test_granites_form_is_that_of_torch(sound: str) -> None:
+    """Its extractor needs torchaudio, whose filters of HTK are those of transformers."""
+    import torch
+    from transformers.audio_utils import mel_filter_bank
+
+    samples, form = OTHER_SOUNDS[sound], FORMS["granite_speech"]
+    filters = mel_filter_bank(257, 80, 0.0, 8000.0, RATE, norm=None, mel_scale="htk")
+    window = torch.hann_window(400)
+    spectrum = torch.stft(
+        torch.from_numpy(samples), 512, 160, 400, window=window, return_complex=True
+    )
+    logs = (torch.from_numpy(filters.T).float() @ spectrum.abs() ** 2).clip(min=1e-10).log10()
+    wanted = (torch.maximum(logs, logs.max() - 8.0) / 4 + 1).numpy()
+    np.testing.assert_allclose(LogMel(form)(samples), wanted, rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("number", [16, 17, 100, 48_123])
+def test_noise_is_that_of_torch(number: int) -> None:
+    import torch
+
+    wanted = torch.randn(number, generator=torch.Generator().manual_seed(number)).numpy()
+    np.testing.assert_allclose(torch_noise(number), wanted, rtol=0, atol=2e-6)
+
+
+def test_short_sounds_of_qwen_are_half_a_second() -> None:
+    assert LogMel(FORMS["qwen3_asr"])(noise(0.01)).shape == (128, 50)
+    np.testing.assert_allclose(
+        LogMel(FORMS["qwen3_asr"])(noise(0.01)), _of_extractor("qwen3_asr", noise(0.01)), atol=2e-5
+    )
+
+
+@pytest.mark.parametrize("kind", FORMS)
+def test_one_sample_has_finite_features(kind: str) -> None:
+    assert np.isfinite(LogMel(FORMS[kind])(np.ones(1, np.float32))).all()

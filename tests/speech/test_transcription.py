@@ -384,13 +384,13 @@ def test_segments_are_told_as_they_are_known(speech_pipe):
 def test_samples_that_cannot_change_are_not_copied(speech_pipe):
     speech = speech_pipe.prompts.encoder.speech
     samples = sound(1.0)
-    copied = read_samples(samples, speech)
+    copied = read_samples(samples, speech.sampling_rate)
     assert copied is not samples and not np.shares_memory(copied, samples)
     samples.flags.writeable = False
-    assert np.shares_memory(read_samples(samples, speech), samples)
-    of_file = read_samples(wav_bytes(samples), speech)
-    assert np.shares_memory(read_samples(of_file, speech), of_file)
-    assert read_samples(samples.astype(np.float64), speech).dtype == np.float32
+    assert np.shares_memory(read_samples(samples, speech.sampling_rate), samples)
+    of_file = read_samples(wav_bytes(samples), speech.sampling_rate)
+    assert np.shares_memory(read_samples(of_file, speech.sampling_rate), of_file)
+    assert read_samples(samples.astype(np.float64), speech.sampling_rate).dtype == np.float32
 
 
 def test_the_names_of_languages_are_transformers():

@@ -118,9 +118,7 @@ def decoded(
         options={"seed": 0},
         **changes,
     )
-    steps = WindowTexts(model, SPEECH, request, has_times=False).answers(
-        RequestInputs([1], None), no_speech_prob
-    )
+    steps = WindowTexts(model, request).answers(RequestInputs([1], None), no_speech_prob)
     requests = next(steps)
     while True:
         try:

@@ -133,7 +133,7 @@ FAMILIES: dict[str, Family] = {
     "qwen3": Family(note="normalised queries and keys"),
     "qwen3_5": Family(note="Qwen3.5: text part; gated delta rule"),
     "qwen3_5_text": Family(note="Qwen3.5: gated delta rule"),
-    "qwen3_asr": Family(note="Qwen3-ASR: text part"),
+    "qwen3_asr": Family(note="Qwen3-ASR: sound in its prompts"),
     "qwen3_moe": Family(has_experts=True, note="normalised queries and keys"),
     "qwen3_next": Family(has_experts=True, note="Qwen3-Next: gated delta rule"),
     "qwen3_vl": Family(note="Qwen3-VL: text part"),

@@ -23,7 +23,7 @@ from dsbd_export.errors import ExportError, reason_of
 from dsbd_export.gate.unwritten_bundle import runnable_on_cpu
 from dsbd_export.parity_cases import ForestCase
 from dsbd_forward.features import ParentFeatures
-from dsbd_forward.forward import Forward, ForwardResult, Source, joined_forward
+from dsbd_forward.forward import Forward, ForwardResult, joined_forward
 from dsbd_forward.rows import NO_INTS, Ints
 from dsbd_runtime.bundle_files.bundle import WEIGHTS_FILE, Bundle, ModelEntry
 from dsbd_runtime.engine.causal_lm import CausalLM
@@ -45,14 +45,7 @@ def _forward(
 ) -> Forward:
     """Return the forward of nodes after ``prefix``, its first and end row; no logits."""
     mask, positions = see_rows(parents, first_row, first_row + len(parents), prefix)
-    return Forward(token_ids, positions, mask, NO_INTS, source=source_of(case))
-
-
-def source_of(case: ForestCase) -> Source:
-    """Return the source of a case as a forward takes it, None without a source."""
-    if case.source_ids is None:
-        return case.sound
-    return tuple(case.source_ids.tolist())
+    return Forward(token_ids, positions, mask, NO_INTS, source=case.source)
 
 
 def see_rows(
@@ -217,7 +210,7 @@ class ParityEngine:
         """Keep the encoder output of a sound until a case has another one: encoding is slow."""
         self._held.close()
         if case.sound is not None:
-            self._held.enter_context(self.model.part(Sources).slots.held(source_of(case)))
+            self._held.enter_context(self.model.part(Sources).slots.held(case.source))
 
     def _append_prefix(self, case: ForestCase) -> tuple[int, int]:
         """Append the prefix of a request; return its first row, and the one after the last."""

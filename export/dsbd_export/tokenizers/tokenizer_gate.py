@@ -5,6 +5,7 @@ around a prompt, their texts, and rendered chats. transformers itself may be wro
 does not fit its files loses the text of the tokenizer's own tokens.
 """
 
+import contextlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -22,7 +23,7 @@ from dsbd_export.tokenizers.older_tokenizers import (
     sentencepiece_ids,
 )
 from dsbd_runtime.bundle_files.bundle import CHAT_TEMPLATE_FILE, TOKENIZER_CONFIG_FILE
-from dsbd_runtime.text.chat_messages import Message
+from dsbd_runtime.text.chat_messages import MediaPart, Message
 from dsbd_runtime.text.chat_template import ChatTemplate
 from dsbd_runtime.text.tokenizer import Tokenizer
 
@@ -65,8 +66,11 @@ _TOOL: Message = {
 }
 _SYSTEM: Message = {"role": "system", "content": "You answer briefly."}
 _QUESTION_ALONE = (_QUESTION,)
+_SOUND_ALONE: tuple[Message, ...] = ({"role": "user", "content": [MediaPart(type="audio")]},)
 CHATS: tuple[tuple[tuple[Message, ...], list[Message] | None], ...] = (  # (messages, tools)
     (_QUESTION_ALONE, None),
+    (_SOUND_ALONE, None),
+    ((_SYSTEM, *_SOUND_ALONE), None),
     (_TURNS, None),
     ((_SYSTEM, *_TURNS), None),
     (_QUESTION_ALONE, [_TOOL]),
@@ -202,7 +206,8 @@ class TokenizerGate:
     ) -> None:
         """Compare one conversation, with and without the beginning of an answer at its end.
 
-        The runtime may refuse more, but must accept a plain question with the default template.
+        The runtime may refuse more, but must accept a plain question with the default template, or
+        a sound if the template has no place for a question.
         Some templates expect the arguments of a call as an object, others as JSON: either may
         agree.
         """
@@ -217,6 +222,9 @@ class TokenizerGate:
                 text = template.render(messages, add_generation_prompt=prompt, variables=variables)
             except DsbdError as error:
                 if (name, messages, tools) != (CHAT_TEMPLATE_FILE, _QUESTION_ALONE, None):
+                    continue
+                with contextlib.suppress(DsbdError):
+                    template.render(_SOUND_ALONE)
                     continue
                 raise ExportError(
                     f"{self._whose} cannot be exported: transformers renders a question with "

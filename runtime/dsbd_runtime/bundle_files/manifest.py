@@ -23,6 +23,7 @@ from dsbd_runtime.parts.attention_rows import (
 from dsbd_runtime.parts.cache_entries import CacheEntry, every_row, recent
 from dsbd_runtime.parts.encoder_entry import EncoderEntry, check_shared_encoder
 from dsbd_runtime.parts.features import FeatureEntry, features_part
+from dsbd_runtime.parts.given_rows import GivenEntry, GivenRowsEntry
 from dsbd_runtime.parts.head import FULL, HeadEntry, parse_num_top_logits
 from dsbd_runtime.parts.part import GraphContract, PartEntry
 from dsbd_runtime.parts.recent_rows import RecentEntry
@@ -110,6 +111,7 @@ class ModelEntry:
         adapter: name of the adapter merged into the weights, for people; None: no adapter.
         encoder: encoder of an encoder-decoder, whose other fields are for its decoder; None: the
             engine reads no source.
+        given: sound or pictures within prompts, whose rows an encoder gives; None: text alone.
     """
 
     family: str
@@ -131,6 +133,7 @@ class ModelEntry:
     unread_inputs: list[str] | None = None
     adapter: str | None = None
     encoder: EncoderEntry | None = None
+    given: GivenEntry | None = None
 
     @property
     def head(self) -> HeadEntry:
@@ -149,7 +152,10 @@ class ModelEntry:
         parts: list[PartEntry] = []
         if self.features is not None:
             parts.append(features_part(self.features, self.dtype))
-        parts += [*sources, attention, self.head]
+        parts += [*sources, attention]
+        if self.given is not None:  # after the positions, which it may replace
+            parts.append(GivenRowsEntry(given=self.given))
+        parts.append(self.head)
         if rows := recent(self.caches):
             parts.append(RecentEntry(caches=rows))
         parts += [
@@ -251,6 +257,8 @@ def check_entry(entry: ModelEntry, where: str) -> None:
     _check_caches(entry.caches, entry.num_layers, f"{where}: caches")
     if entry.encoder is not None:
         _check_encoder(entry.encoder, entry, f"{where}: encoder")
+    if entry.given is not None:
+        entry.given.check(entry.vocab_size, entry.num_layers, f"{where}: given")
     choices = (
         ("dtype", entry.dtype, DTYPES),
         ("quantization", entry.quantization, QUANTIZED_FORMS),

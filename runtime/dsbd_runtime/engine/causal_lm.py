@@ -16,8 +16,10 @@ from dsbd_runtime.engine.session import Session
 from dsbd_runtime.errors import CapacityError, InputError
 from dsbd_runtime.parts.alignment import Alignment
 from dsbd_runtime.parts.attention_rows import MAX_FORWARD_ROWS, Rows, num_in_place
+from dsbd_runtime.parts.cross_slots import CrossSlots
 from dsbd_runtime.parts.features import FeaturesOfDraft, FeaturesOfTarget
 from dsbd_runtime.parts.forward_checks import check_forward, check_keep
+from dsbd_runtime.parts.given_rows import GivenRows
 from dsbd_runtime.parts.head import Head
 from dsbd_runtime.parts.part import Call, Part, PartT, part_of
 from dsbd_runtime.parts.recent_rows import RecentRows
@@ -27,6 +29,7 @@ KINDS: tuple[type[Part], ...] = (
     Rows,
     RecentRows,
     Sources,
+    GivenRows,
     FeaturesOfTarget,
     FeaturesOfDraft,
     Head,
@@ -107,6 +110,8 @@ class CausalLM:
             self._reserve(whole.stop, num_before)
         if whole.num_new <= MAX_FORWARD_ROWS and not self._splitting:  # usually
             self._session.run(whole)
+            if self._grows_in_calls:
+                self._note_bytes()
         else:
             self._run_in_calls(whole)
         self.num_rows = whole.stop
@@ -177,10 +182,16 @@ class SourceReadingLM(CausalLM):
 
     def read_source(self, source: Source) -> None:
         """See SourceReader; raises as ``forward``."""
-        self.part(Sources).slots.read(source)
+        for memory in self._memories:
+            memory.read(source)
 
     def release_source(self, source: Source) -> None:
-        self.part(Sources).slots.release(source)
+        for memory in self._memories:
+            memory.release(source)
+
+    @property
+    def _memories(self) -> list[CrossSlots | GivenRows]:
+        return [*(part.slots for part in self.parts_of(Sources)), *self.parts_of(GivenRows)]
 
 
 def language_model(session: Session, entry: ModelEntry) -> CausalLM:

@@ -44,6 +44,10 @@ class Arguments(dict[str, Any]):
         return other + self._text
 
 
+class MediaPart(dict[str, Any]):
+    """A part of a content that is no text, such as a sound that a reader of sounds has read."""
+
+
 def check_messages(messages: Sequence[Message]) -> None:
     """Raise InputError unless messages are a list of objects with a role."""
     if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence) or not messages:
@@ -61,12 +65,12 @@ def check_messages(messages: Sequence[Message]) -> None:
 
 
 def _check_parts(content: Any, place: str) -> None:
-    """Raise InputError for a part that is not text, such as an image."""
+    """Raise InputError for a part that is neither text nor read, such as an image."""
     if isinstance(content, str | Mapping) or not isinstance(content, Sequence):
         return
     for index, part in enumerate(content):
         kind = part.get("type", "text") if isinstance(part, Mapping) else "text"
-        if kind != "text":
+        if kind != "text" and not isinstance(part, MediaPart):
             raise InputError(
                 f"{place}[{index}] is a part of type {in_short(kind)}: images and audio cannot "
                 "be read, because only the text part of such models is exported; use parts of "

@@ -187,6 +187,23 @@ class Tokenizer:
         other._skips_special_tokens, other._adds_text_by_token = False, {}
         return other
 
+    def with_renamed(self, piece: str, name: str) -> Tokenizer:
+        """Return the tokenizer in which a special token is spelled ``name``; ``piece`` is text."""
+        content = json.loads(self._backend.to_str())
+        for token in content["added_tokens"]:
+            if token["content"] == piece:
+                token["content"] = name
+        vocab = content["model"]["vocab"]
+        if isinstance(vocab, dict) and piece in vocab:
+            vocab[name] = vocab.pop(piece)
+        elif isinstance(vocab, list):
+            for entry in vocab:
+                entry[0] = name if entry[0] == piece else entry[0]
+        other = copy.copy(self)
+        other._backend = tokenizers.Tokenizer.from_str(json.dumps(content))
+        other._adds_text_by_token, other._bytes_by_token = {}, {}
+        return other
+
     @functools.cached_property
     def joints(self) -> TextJoints:
         decoder = self._backend.decoder

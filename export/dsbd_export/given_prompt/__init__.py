@@ -1,0 +1,1 @@
+"""Language models whose prompts have rows of an encoder: sound or pictures."""

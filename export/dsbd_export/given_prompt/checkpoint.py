@@ -1,0 +1,102 @@
+"""Checkpoint of a language model with given rows in its prompts, and checks of its options."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from dsbd_export.checkpoints.checkpoint import Checkpoint
+from dsbd_export.checkpoints.model_config import CheckpointFiles, read_decoder
+from dsbd_export.config import DraftedOptions, ExportConfig, ModelOptions
+from dsbd_export.errors import ExportError
+from dsbd_export.given_prompt.kinds import GIVEN_KINDS, GivenKind
+from dsbd_runtime.bundle_files.bundle import ModelEntry
+from dsbd_runtime.errors import BundleError
+from dsbd_runtime.parts.given_rows import GivenEntry
+from dsbd_runtime.text.chat_template import ChatTemplate
+from dsbd_runtime.typed_json import typed
+
+
+@dataclass(frozen=True, kw_only=True)
+class GivenCheckpoint(Checkpoint):
+    """Description of a checkpoint whose encoder is exported too; ``composite`` is its config."""
+
+    given: GivenEntry
+
+    @property
+    def kind(self) -> GivenKind:
+        return GIVEN_KINDS[self.family]
+
+    @property
+    def unread_inputs(self) -> list[str] | None:
+        return None
+
+
+def is_given_prompt(files: CheckpointFiles) -> bool:
+    """Return whether files are those of a known kind."""
+    return files.config.model_type in GIVEN_KINDS
+
+
+def read_given_prompt(files: CheckpointFiles) -> GivenCheckpoint:
+    """Return the description of a model; raise ExportError if it is not supported."""
+    checkpoint = read_decoder(files)
+    _check_options(checkpoint, files.options)
+    found = dataclasses.asdict(GIVEN_KINDS[checkpoint.family].entry(files))
+    try:
+        given = typed(GivenEntry, found, "the config")
+        given.check(checkpoint.vocab_size, len(checkpoint.layer_masks), "the config")
+    except BundleError as error:
+        reason = str(error).removesuffix("; export the bundle again")
+        raise ExportError(
+            f"the {files.role} at {files.folder} cannot be exported: {reason}; check config.json"
+        ) from error
+    if files.role == "target":
+        _check_template(files)
+    fields = {
+        field.name: getattr(checkpoint, field.name) for field in dataclasses.fields(Checkpoint)
+    }
+    return GivenCheckpoint(**fields, given=given)
+
+
+def _check_options(checkpoint: Checkpoint, options: ModelOptions) -> None:
+    needed = {"dtype": "fp32", "engine": "onnx", "form": "portable"}
+    for name, value in needed.items():
+        if (found := getattr(options, name)) != value:
+            raise ExportError(
+                f"{name}={found!r} is not supported for the {checkpoint.role} (family "
+                f"{checkpoint.family}), whose prompts have rows of an encoder: its engines run on "
+                f"the CPU; use {name}={value!r}"
+            )
+
+
+def _check_template(files: CheckpointFiles) -> None:
+    """Raise ExportError for a checkpoint whose conversations cannot be written as prompts."""
+    try:
+        ChatTemplate.from_folder(files.folder)
+    except BundleError as error:
+        raise ExportError(
+            f"the {files.role} at {files.folder} reads sound by conversations, but has no usable "
+            "chat template; copy chat_template.jinja of its base model"
+        ) from error
+
+
+def check_given_pair(
+    target: Checkpoint | ModelEntry, draft: Checkpoint | None, config: DraftedOptions
+) -> None:
+    """Raise ExportError for a draft that reads other given rows, or features of such a target."""
+    read: GivenEntry | None = getattr(target, "given", None)
+    if isinstance(draft, GivenCheckpoint) and (
+        read is None
+        or (read.medium, read.placeholder_token_id)
+        != (draft.given.medium, draft.given.placeholder_token_id)
+    ):
+        raise ExportError(
+            f"the draft (family {draft.family}) reads {draft.given.medium}, its target (family "
+            f"{target.family}) {'text alone' if read is None else read.medium}; choose a draft of "
+            "the same kind, or one that reads text alone"
+        )
+    if read is not None and isinstance(config, ExportConfig) and config.features:
+        raise ExportError(
+            f"features=True is not supported for the target (family {target.family}), whose "
+            "prompts have rows of an encoder; leave features out"
+        )

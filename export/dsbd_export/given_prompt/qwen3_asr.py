@@ -1,0 +1,184 @@
+"""Qwen3-ASR: log-mel frames in chunks of one second, windows of eight that attend alone.
+
+The encoder's graph has one window (docs/bundle.md): windows are independent, so a sound of any
+length is computed window by window, exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from transformers import PreTrainedConfig
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from dsbd_export.capture.forest_graph import Axis, Example
+from dsbd_export.capture.replacements import attention_node
+from dsbd_export.checkpoints.checkpoint_files import json_object_or_none
+from dsbd_export.checkpoints.model_config import CheckpointFiles
+from dsbd_export.errors import ExportError
+from dsbd_export.given_prompt.media import Medium
+from dsbd_runtime.parts.encoder_entry import INPUT_FEATURES
+from dsbd_runtime.parts.given_medium import KEPT_ROWS, ChunkedSound
+from dsbd_runtime.parts.given_rows import GivenEntry
+
+_SETTINGS = ("preprocessor_config.json", "processor_config.json")
+_SOUND = {  # by names of this package: transformers' names and defaults
+    "sampling_rate": ("sampling_rate", 16_000),
+    "n_fft": ("n_fft", 400),
+    "hop_length": ("hop_length", 160),
+    "least_samples": ("min_length", 8_000),
+}
+# transformers hands packed segments of several windows to a function with "flash" in its name as
+# they are, without reading their lengths, which no graph can hold.
+_ONE_WINDOW = "flash-one-window"
+
+
+def given_entry(files: CheckpointFiles) -> GivenEntry:
+    """Return the entry of a checkpoint; raise ExportError if it contradicts itself."""
+    config = files.config
+    for reason in _refusals(config):
+        raise ExportError(f"the {files.role} at {files.folder} cannot be exported: {reason}")
+    audio, text = config.audio_config, config.get_text_config()
+    if audio.output_dim != text.hidden_size:
+        raise ExportError(
+            f"the encoder of the {files.role} at {files.folder} returns rows of {audio.output_dim} "
+            f"numbers (audio_config.output_dim), its decoder reads {text.hidden_size}; check "
+            "config.json"
+        )
+    settings = _settings(files)
+    if (num_mels := settings.get("feature_size", audio.num_mel_bins)) != audio.num_mel_bins:
+        raise ExportError(
+            f"the features of the {files.role} at {files.folder} are {num_mels} mels, its encoder "
+            f"reads {audio.num_mel_bins}; copy {_SETTINGS[0]} of its base model"
+        )
+    if settings.get("dither"):
+        raise ExportError(
+            f"the features of the {files.role} at {files.folder} are made with noise (dither "
+            f"{settings['dither']!r}), which is not supported; set dither to 0.0"
+        )
+    sound = ChunkedSound(
+        num_mels=audio.num_mel_bins,
+        chunk_frames=2 * audio.n_window,
+        window_frames=audio.n_window_infer,
+        **{ours: settings.get(name, default) for ours, (name, default) in _SOUND.items()},
+    )
+    return GivenEntry(
+        placeholder_token_id=config.audio_token_id,
+        width=text.hidden_size,
+        levels=0,
+        position_axes=1,
+        medium=sound,
+    )
+
+
+def _refusals(config: PreTrainedConfig) -> Iterator[str]:
+    """Yield why a checkpoint with this config is another model."""
+    if hasattr(config, "thinker_config"):
+        yield (
+            "it is in the layout of Qwen's own library; give the one in transformers' layout, "
+            "whose name ends in -hf"
+        )
+    if any("TokenClassification" in name for name in config.architectures or ()):
+        yield "it aligns texts to sounds, and writes no text; choose another checkpoint"
+
+
+def _settings(files: CheckpointFiles) -> dict[str, Any]:
+    """Return the settings of the feature extractor, {} without a file of them."""
+    for name in _SETTINGS:
+        content = json_object_or_none(files.folder / name)
+        if content is not None:
+            found: dict[str, Any] = content.get("feature_extractor", content)
+            return found
+    return {}
+
+
+def examples(given: GivenEntry) -> dict[str, Example]:
+    """See GivenKind."""
+    sound = _sound_of(given)
+    features = Example((Axis("T", 3), sound.num_mels, sound.chunk_frames), torch.float32)
+    return {INPUT_FEATURES: features, KEPT_ROWS: Example((Axis("E", 7),))}
+
+
+class WindowEncoder(nn.Module):
+    """One window of sound to the embeddings of its rows."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        ALL_ATTENTION_FUNCTIONS.register(_ONE_WINDOW, _attended)
+        self.tower, self.projector = model.model.audio_tower, model.model.multi_modal_projector
+        self.tower.config._attn_implementation = _ONE_WINDOW
+
+    def forward(self, tensors: list[Tensor]) -> list[Tensor]:
+        """Return [(E, W)] of chunks (T, mels, F) and the rows (E,) of them that are kept."""
+        chunks, kept_rows = tensors
+        tower = self.tower
+        states = chunks[:, None]
+        for convolution in (tower.conv2d1, tower.conv2d2, tower.conv2d3):
+            states = F.gelu(convolution(states))  # (T, channels, mels / 8, F / 8)
+        states = tower.conv_out(states.permute(0, 3, 1, 2).flatten(2))
+        states = states + tower.positional_embedding.positional_embedding[: states.shape[1]]
+        states = states.flatten(0, 1).index_select(0, kept_rows)
+        for layer in tower.layers:
+            states = layer(states, None, max_seqlen=1)[0]  # lengths that nothing reads
+        return [self.projector(tower.ln_post(states))]
+
+
+def _attended(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: None,
+    scaling: float,
+    **_: object,
+) -> tuple[Tensor, None]:
+    """Attend among all rows of a window; the interface is that of transformers' functions."""
+    attended = attention_node(query, key, value, None, float(scaling))
+    return attended.transpose(1, 2).contiguous(), None
+
+
+def own_rows(model: Any, arguments: Mapping[str, Tensor]) -> Tensor:
+    """See GivenKind."""
+    rows: Tensor = model.get_audio_features(**arguments, return_dict=True).pooler_output
+    return rows
+
+
+_CALL_ROWS = 256  # of an engine: the longest sound reaches into a second call
+_SHORT_FRAMES = 37
+
+
+def gate_media(given: GivenEntry) -> list[Medium]:
+    """Return a short noise, tones over a window's end, silence, and a noise for several calls."""
+    sound, rng = _sound_of(given), np.random.default_rng(5)
+    window, second = sound.window_frames, sound.chunk_frames
+    num_long = _CALL_ROWS * second // sound.num_rows(second) + _SHORT_FRAMES
+    frames = np.arange(window + _SHORT_FRAMES)
+    mels = np.arange(sound.num_mels)[:, None]
+    rising = frames % second * sound.num_mels / second
+    tones = np.where(np.abs(mels - rising) < 2, 1.0, -0.6)
+    silence = np.full((sound.num_mels, second), -1.5)
+    short, long = (rng.normal(size=(sound.num_mels, n)) for n in (_SHORT_FRAMES, num_long))
+    named = {"short noise": short, "silence": silence, "tones": tones, "long noise": long}
+    return [
+        _medium(name, sound, np.asarray(features, np.float32)) for name, features in named.items()
+    ]
+
+
+def _medium(name: str, sound: ChunkedSound, features: NDArray[np.float32]) -> Medium:
+    num_frames = features.shape[1]
+    padding = -num_frames % sound.chunk_frames
+    padded = torch.from_numpy(np.pad(features, ((0, 0), (0, padding))))[None]
+    is_frame = torch.arange(padded.shape[2])[None] < num_frames
+    arguments = {INPUT_FEATURES: padded, f"{INPUT_FEATURES}_mask": is_frame.to(torch.int64)}
+    return Medium(name=name, pieces=sound.pieces(features), arguments=arguments)
+
+
+def _sound_of(given: GivenEntry) -> ChunkedSound:
+    assert isinstance(given.medium, ChunkedSound)  # as ``given_entry`` returns
+    return given.medium

@@ -1,0 +1,208 @@
+"""Model source of a language model with given rows: its decoder's graph, and its encoder's."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dsbd_export.capture.caches import RecordingCache
+from dsbd_export.capture.forest_graph import (
+    NODES,
+    Axis,
+    CapturedCall,
+    Example,
+    ExportContract,
+    ExportPart,
+    Hook,
+    Made,
+    captured_graph,
+)
+from dsbd_export.checkpoints.checkpoint import Checkpoint
+from dsbd_export.checkpoints.model_loading import cache_name, load_model, reference_dtype
+from dsbd_export.config import ModelOptions
+from dsbd_export.errors import ExportError
+from dsbd_export.gate.parity_engine import as_export_errors, parity_engine
+from dsbd_export.given_prompt.checkpoint import GivenCheckpoint
+from dsbd_export.given_prompt.kinds import GivenKind
+from dsbd_export.given_prompt.media import GivenCase, with_medium
+from dsbd_export.model_source import EngineGraph, ModelSource
+from dsbd_export.parity_cases import (
+    PREFILL,
+    TREE,
+    ComputeIn,
+    ForestCase,
+    Reference,
+    forest_cases,
+    text_case,
+)
+from dsbd_export.passes.optimize import optimize_graph
+from dsbd_export.progress import Report
+from dsbd_runtime.bundle_files.bundle import ENCODER_FILE, ENCODER_WEIGHTS_FILE
+from dsbd_runtime.parts.attention_rows import POSITION_IDS
+from dsbd_runtime.parts.given_encoder import GIVEN_EMBEDDINGS
+from dsbd_runtime.parts.given_rows import GIVEN_ROWS, GivenEntry, GivenRows
+
+_LIMIT = 1e-4  # of the rows' own scale, in fp32: 5e-7 on tiny models
+_ROWS = Axis("E", 2, least=0)
+
+
+class ExportedGivenRows(ExportPart):
+    """Given rows of a call, which replace the embeddings of their tokens."""
+
+    def __init__(self, checkpoint: Checkpoint, given: GivenEntry, kind: GivenKind) -> None:
+        self._checkpoint, self._given, self._kind = checkpoint, given, kind
+        self._media = kind.media(given)
+        self._rows: list[NDArray[np.float32]] = []  # of each medium, by the model's own encoder
+
+    def contract(self) -> ExportContract:
+        axes = self._given.position_axes
+        rows = Example((_ROWS, self._given.row_width), torch.float32)
+        inputs = {GIVEN_ROWS: Example((_ROWS,)), GIVEN_EMBEDDINGS: rows}
+        if axes > 1:
+            inputs[POSITION_IDS] = Example((axes, NODES))
+        return ExportContract(inputs=inputs, entry={"given": self._given})
+
+    def refer(self, model: Any, references: list[Reference]) -> list[Reference]:
+        with torch.no_grad(), ComputeIn(torch.float32):
+            found = [self._kind.own_rows(model, medium.arguments) for medium in self._media]
+        self._rows = [rows.numpy() for rows in found]
+        return references
+
+    def hook(self, model: Any, graph: Any) -> Hook:
+        given = self._given
+
+        @contextlib.contextmanager
+        def reading(call: CapturedCall) -> Iterator[None]:
+            rows, arguments = call.inputs[GIVEN_ROWS], call.arguments
+            embeddings, *levels = torch.split(call.inputs[GIVEN_EMBEDDINGS], given.width, dim=1)
+            of_tokens = model.get_input_embeddings()(arguments.pop("input_ids"))[0]
+            # The model's own forward continues from here, with its multipliers.
+            arguments["inputs_embeds"] = of_tokens.index_put((rows,), embeddings)[None]
+            if given.position_axes > 1:
+                arguments["position_ids"] = arguments["position_ids"][:, None]  # (A, 1, S)
+            with added_after(model.get_decoder().layers, rows, levels):
+                yield
+
+        return reading
+
+    def complete(self, made: Made) -> dict[str, Any]:
+        """See ExportPart: the encoder's rows are compared with the model's own."""
+        role = self._checkpoint.role
+        made.report(f"{role}: comparing the rows of its encoder")
+        worst = 0.0
+        with parity_engine(made.judged, role) as engine:
+            encoder = engine.model.part(GivenRows).encoder
+            for medium, wanted in zip(self._media, self._rows, strict=True):
+                with as_export_errors():
+                    found = np.concatenate([encoder.rows(piece) for piece in medium.pieces])
+                if found.shape != wanted.shape:
+                    raise self._error(f"{medium.name} has {len(found)} rows, not {len(wanted)}")
+                error = float(np.abs(found - wanted).max() / np.abs(wanted).max())
+                if made.options.is_exact and not error <= _LIMIT:  # also when it is NaN
+                    raise self._error(
+                        f"rows of {medium.name} differ by {error:.3g} of their largest number, the "
+                        f"limit is {_LIMIT:g}"
+                    )
+                worst = max(worst, error)
+        made.report(f"{role}: rows of its encoder differ by {worst:.2g} of their largest number")
+        return {}
+
+    def _error(self, reason: str) -> ExportError:
+        checkpoint = self._checkpoint
+        return ExportError(
+            f"parity failed: the encoder of the {checkpoint.role} (family {checkpoint.family}) "
+            f"differs from the checkpoint: {reason}; this model is not supported"
+        )
+
+
+@contextlib.contextmanager
+def added_after(layers: Sequence[Any], rows: Tensor, levels: Sequence[Tensor]) -> Iterator[None]:
+    """Add given rows, (E, W) for each level, to the outputs of the first layers in the block."""
+    with contextlib.ExitStack() as hooks:
+        for layer, level in zip(layers, levels, strict=False):
+
+            def added(_module: Any, _inputs: Any, output: Any, level: Tensor = level) -> Any:
+                if isinstance(output, tuple):
+                    return (output[0].index_add(1, rows, level[None]), *output[1:])
+                return output.index_add(1, rows, level[None])
+
+            hooks.callback(layer.register_forward_hook(added).remove)
+        yield
+
+
+class GivenPromptSource(ModelSource):
+    """A language model with given rows in its prompts."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        super().__init__(checkpoint)
+        assert isinstance(checkpoint, GivenCheckpoint)  # its kind was checked
+        self._checkpoint: GivenCheckpoint = checkpoint
+
+    def load(self, dtype: str, report: Report) -> Any:
+        """See ModelSource; of the whole model no part is left out."""
+        whole = self._checkpoint.composite
+        assert whole is not None  # every kind has an encoder's config next to its text part's
+        as_one = replace(self._checkpoint, config=whole, composite=None)
+        return load_model(as_one, reference_dtype(as_one, dtype), report)
+
+    def parts(self, options: ModelOptions) -> list[ExportPart]:
+        checkpoint = self._checkpoint
+        part = ExportedGivenRows(checkpoint, checkpoint.given, checkpoint.kind)
+        return [*super().parts(options), part]
+
+    def capture(self, model: Any, parts: Sequence[ExportPart], report: Report) -> list[EngineGraph]:
+        graphs = super().capture(model, parts, report)
+        checkpoint, kind = self._checkpoint, self._checkpoint.kind
+        examples = dict(kind.examples(checkpoint.given))
+        contract = ExportContract(inputs=examples, outputs=(GIVEN_EMBEDDINGS,))
+        module = kind.encoder(model)
+        encoder = captured_graph(module, checkpoint, contract, report, "capturing the encoder")
+        optimize_graph(encoder)
+        return [*graphs, EngineGraph(encoder, ENCODER_FILE, ENCODER_WEIGHTS_FILE, "encoder")]
+
+    def largest_values(self, model: Any) -> dict[int, NDArray[np.float32]]:
+        """See ModelSource; given rows may have larger values than any text."""
+        found, cache = super().largest_values(model), RecordingCache()
+        case = self._given_cases()[-1]
+        with torch.no_grad(), ComputeIn(torch.float32):
+            ids = torch.from_numpy(np.concatenate([case.prefix_ids, case.node_ids])[None])
+            model(
+                input_ids=ids, use_cache=True, **case.arguments_of(1), **{cache_name(model): cache}
+            )
+        for layer, (_, values) in cache.rows.items():
+            found[layer] = np.maximum(found[layer], values.abs().amax((0, 2)).numpy())
+        return found
+
+    def _cases(self) -> list[ForestCase]:
+        checkpoint = self._checkpoint
+        return [*forest_cases(checkpoint), *self._given_cases(), text_case(checkpoint)]
+
+    def _given_cases(self) -> list[GivenCase]:
+        """Return a tree after each medium, and the longest one that fits as a prefill."""
+        checkpoint = self._checkpoint
+        tree = [case for case in forest_cases(checkpoint) if case.name == TREE][1]
+        prefill = [case for case in forest_cases(checkpoint) if case.name == PREFILL][1]
+        room = checkpoint.context_length - tree.prompt_length - len(tree.node_ids)
+        media = [each for each in self._media() if each.num_rows <= room]
+        if not media:
+            raise ExportError(
+                f"a context of {checkpoint.context_length} tokens has no room for the shortest "
+                f"sound or picture of the {checkpoint.role}; give a larger max_context"
+            )
+        placeholder = checkpoint.given.placeholder_token_id
+        cases = [with_medium(tree, each, placeholder) for each in media]
+        return [*cases, with_medium(prefill, media[-1], placeholder)]
+
+    def _calibration_case(self, texts: Sequence[str]) -> ForestCase:
+        case, media = super()._calibration_case(texts), self._media()
+        return with_medium(case, media[-1], self._checkpoint.given.placeholder_token_id)
+
+    def _media(self) -> Any:
+        return self._checkpoint.kind.media(self._checkpoint.given)

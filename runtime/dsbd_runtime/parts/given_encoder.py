@@ -1,0 +1,123 @@
+"""Encoder on ONNX Runtime whose outputs are rows of prompts, and the rows that it has left."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dsbd_forward.forward import SourceReading
+from dsbd_runtime.errors import EngineError, InputError
+from dsbd_runtime.parts.given_prompt import GivenPiece
+from dsbd_runtime.parts.graph_check import call_error, check_graph
+from dsbd_runtime.parts.part import FLOAT32, INT64, GraphContract, TensorSpec
+
+GIVEN_EMBEDDINGS = "given_embeddings"
+MOST_BYTES = 2**28
+"""Most bytes of the rows of all pieces but the last; those that were used longest ago go first."""
+
+_DTYPES = {FLOAT32: np.float32, INT64: np.int64}
+
+
+class GivenEncoder:
+    """One encoder, which reads every piece once as long as its rows are kept.
+
+    num_read: pieces that it has read so far. num_bytes: of the rows that it keeps.
+    """
+
+    def __init__(
+        self,
+        ort: ModuleType,
+        path: Path,
+        contract: GraphContract,
+        engine: Any,
+        most_bytes: int = MOST_BYTES,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """Take an open graph; BundleError: it contradicts ``contract``."""
+        check_graph(path, contract, engine)
+        self._ort, self._path, self._contract, self._engine = ort, path, contract, engine
+        self._most_bytes, self._clock = most_bytes, clock
+        self._kept: OrderedDict[bytes, NDArray[np.float32]] = OrderedDict()
+        self._reading: SourceReading | None = None
+        self.num_read = self.num_bytes = 0
+
+    def rows(self, piece: GivenPiece) -> NDArray[np.float32]:
+        """Return the rows of a piece, (num_rows, (1 + K) W), which nobody may change.
+
+        InputError: inputs of another encoder; CapacityError: no memory; EngineError: it failed.
+        """
+        if (found := self._kept.get(piece.digest)) is None:
+            self.check(piece)
+            found = self._kept[piece.digest] = self._read(piece)
+            self.num_bytes += found.nbytes
+        self._kept.move_to_end(piece.digest)
+        while self.num_bytes > self._most_bytes and len(self._kept) > 1:
+            self.num_bytes -= self._kept.popitem(last=False)[1].nbytes
+        return found
+
+    def check(self, piece: GivenPiece) -> None:
+        """Raise InputError for a piece that is not of this encoder."""
+        expected = self._contract.inputs
+        for name in sorted({*expected, *piece.inputs}):
+            array, spec = piece.inputs.get(name), expected.get(name)
+            if array is not None and spec is not None and _fits(array, spec):
+                continue
+            found = "missing" if array is None else f"{array.dtype} {list(array.shape)}"
+            wanted = "no such input" if spec is None else f"{spec.type} {list(spec.shape)}"
+            raise InputError(
+                f"a given prompt has a piece whose {name} is {found}, the encoder in "
+                f"{self._path.parent} expects {wanted}; make it with this bundle's front end"
+            )
+
+    def take_reading(self) -> SourceReading | None:
+        """Return rows and time of the pieces read since the last call; None if none was read."""
+        reading, self._reading = self._reading, None
+        return reading
+
+    def forget(self) -> None:
+        self._kept.clear()
+        self.num_bytes = 0
+
+    def close(self) -> None:
+        self._engine = None
+        self.forget()
+
+    def _read(self, piece: GivenPiece) -> NDArray[np.float32]:
+        began = self._clock()
+        new_value = self._ort.OrtValue.ortvalue_from_numpy
+        inputs = {name: new_value(array) for name, array in piece.inputs.items()}
+        try:
+            [value] = self._engine.run_with_ort_values([GIVEN_EMBEDDINGS], inputs)
+        except Exception as error:  # ONNX Runtime's exceptions share no base but this one
+            sizes = f"a piece of {piece.num_rows} rows"
+            raise call_error(self._path, sizes, error, "run fewer requests") from error
+        rows: NDArray[np.float32] = value.numpy()
+        if len(rows) != piece.num_rows:
+            raise EngineError(
+                f"{self._path} returned {len(rows)} rows of a piece that has {piece.num_rows}; "
+                "export the bundle again"
+            )
+        self.num_read += 1
+        before = self._reading or SourceReading(0, 0.0, 0.0)
+        seconds = self._clock() - began
+        self._reading = SourceReading(
+            before.num_tokens + len(rows), before.seconds + seconds, before.own_seconds + seconds
+        )
+        return rows
+
+
+def _fits(array: NDArray[Any], spec: TensorSpec) -> bool:
+    return (
+        array.dtype == _DTYPES[spec.type]
+        and array.ndim == len(spec.shape)
+        and all(
+            not isinstance(n, int) or n == m for n, m in zip(spec.shape, array.shape, strict=True)
+        )
+    )

@@ -1,0 +1,213 @@
+"""Given rows: nodes of a prompt whose embeddings are an encoder's, in place of their tokens'.
+
+| tensor | shape, type | meaning |
+|---|---|---|
+| given_rows | [E] int64 | increasing: which of the S nodes are given; E is 0 in most calls |
+| given_embeddings | [E,(1+K)W] float32 | their embeddings as the first layer reads them, then K |
+| | | times W numbers that are added to the outputs of the first K layers |
+| position_ids | [A,S] int64 | in place of one axis of positions, A axes |
+| the medium's | | of encoder.onnx: the inputs of one piece, see ``given_medium`` |
+| given_embeddings | [E,(1+K)W] float32 | of encoder.onnx: the rows of the piece |
+
+A forward whose source is a ``GivenPrompt`` has given rows at its places; one without a source is of
+text alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+from weakref import WeakSet
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dsbd_forward.forward import Forward, Source
+from dsbd_forward.rows import NO_INTS, Ints
+from dsbd_runtime.errors import InputError
+from dsbd_runtime.parts.attention_rows import POSITION_IDS
+from dsbd_runtime.parts.encoder_entry import ENCODER_FILE
+from dsbd_runtime.parts.given_encoder import GIVEN_EMBEDDINGS, GivenEncoder
+from dsbd_runtime.parts.given_medium import MediumEntry
+from dsbd_runtime.parts.given_prompt import GivenPrompt
+from dsbd_runtime.parts.host_binder import HostBinder
+from dsbd_runtime.parts.part import (
+    FLOAT32,
+    INT64,
+    Call,
+    GraphContract,
+    HostPlace,
+    Part,
+    PartEntry,
+    Tensors,
+    TensorSpec,
+)
+from dsbd_runtime.typed_json import check_counts, mismatch
+
+GIVEN_ROWS = "given_rows"
+_MOST_AXES = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class GivenEntry:
+    """Manifest entry of the given rows of an engine.
+
+    Attributes:
+        placeholder_token_id: the token of a prompt at the place of a given row.
+        width: W, of an embedding.
+        levels: K, outputs of the first layers that given rows are added to.
+        position_axes: A, numbers of a position: 3 (time, height, width) or 1.
+        medium: what the encoder reads.
+    """
+
+    placeholder_token_id: int
+    width: int
+    levels: int
+    position_axes: int
+    medium: MediumEntry
+
+    @property
+    def row_width(self) -> int:
+        return (1 + self.levels) * self.width
+
+    def check(self, vocab_size: int, num_layers: int, where: str) -> None:
+        """Raise BundleError unless the values are consistent with those of the engine."""
+        check_counts({"width": self.width}, where)
+        check_counts({"position_axes": self.position_axes}, where, _MOST_AXES)
+        if not 0 <= self.levels < num_layers:
+            raise mismatch(f"0 to {num_layers - 1}", self.levels, f"{where}: levels")
+        if not 0 <= self.placeholder_token_id < vocab_size:
+            expected = f"0 to {vocab_size - 1}"
+            raise mismatch(expected, self.placeholder_token_id, f"{where}: placeholder_token_id")
+        self.medium.check(f"{where}: medium")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GivenRowsEntry(PartEntry):
+    """The given rows in the manifest."""
+
+    given: GivenEntry
+
+    lacks: ClassVar[str] = "reads no prompts with sound or pictures"
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        return (ENCODER_FILE,)
+
+    @property
+    def spec(self) -> Mapping[str, Any]:
+        return {"joins_sources": True}
+
+    def contract(self) -> GraphContract:
+        given, axes = self.given, self.given.position_axes
+        inputs = {GIVEN_ROWS: TensorSpec(INT64, ("E",)), **embeddings_of(given)}
+        if axes > 1:
+            inputs[POSITION_IDS] = TensorSpec(INT64, (axes, "S"))
+        return GraphContract(inputs=inputs, outputs={})
+
+    def on_host(self, place: HostPlace) -> GivenRows:
+        path, graphs, given = place.folder / ENCODER_FILE, place.graphs, self.given
+        inputs = given.medium.encoder_inputs
+        contract = GraphContract(inputs=inputs, outputs=embeddings_of(given))
+        return GivenRows(given, GivenEncoder(graphs.ort, path, contract, graphs.open(path)))
+
+
+def embeddings_of(given: GivenEntry) -> Tensors:
+    """Return the tensor of given rows: an output of the encoder, an input of the engine."""
+    return {GIVEN_EMBEDDINGS: TensorSpec(FLOAT32, ("E", given.row_width))}
+
+
+class GivenRows(Part):
+    """The given rows of an engine's calls; ``encoder`` computes and keeps them."""
+
+    grows_in_calls = True
+
+    def __init__(self, entry: GivenEntry, encoder: GivenEncoder) -> None:
+        self.encoder = encoder
+        self._entry = entry
+        self._none = np.zeros((0, entry.row_width), np.float32)
+        self._fitting: WeakSet[GivenPrompt] = WeakSet()  # whose pieces were checked
+
+    @property
+    def num_bytes(self) -> int:
+        return self.encoder.num_bytes
+
+    def read(self, source: Source) -> None:
+        """See SourceReader: check a source. Its rows are computed by the calls that have them."""
+        if source is None or source in self._fitting:
+            return
+        prompt = self._checked(source)
+        for piece in prompt.pieces:
+            self.encoder.check(piece)
+        self._fitting.add(prompt)
+
+    def release(self, source: Source) -> None:
+        """See SourceReader: rows are kept by their last use alone."""
+
+    def bind(self, call: Call, binder: HostBinder) -> None:
+        """See Part; pieces with rows in this call are read unless they are kept.
+
+        Raises as ``GivenEncoder.rows``.
+        """
+        forward, num_axes = call.forward, self._entry.position_axes
+        of_rows = forward.row_sources
+        prompts = [None if each is None else self._checked(each) for each in of_rows.distinct]
+        ends = np.array([0 if prompt is None else prompt.end for prompt in prompts])
+        nodes, rows = NO_INTS, self._none
+        if (forward.positions < ends[of_rows.index]).any():  # not usually: nodes after prompts
+            nodes, rows = self._given(forward, prompts)
+        arrays: dict[str, NDArray[Any]] = {GIVEN_ROWS: nodes, GIVEN_EMBEDDINGS: rows}
+        if num_axes > 1:
+            axes = arrays[POSITION_IDS] = np.tile(forward.positions, (num_axes, 1))
+            for number, prompt in enumerate(prompts):
+                own = (of_rows.index == number).nonzero()[0]
+                if prompt is not None:
+                    axes[:, own] = prompt.on_axes(forward.positions[own], num_axes)
+        binder.write(arrays)
+        if (reading := self.encoder.take_reading()) is not None:
+            call.returned["reading"] = reading
+
+    def reserve(self, num_rows: int, num_used: int) -> None:
+        if num_rows == 0:
+            self.encoder.forget()
+
+    def close(self) -> None:
+        self.encoder.close()
+
+    def _checked(self, source: Source) -> GivenPrompt:
+        axes = self._entry.position_axes
+        if not isinstance(source, GivenPrompt) or source.num_axes not in (1, axes):
+            raise InputError(
+                f"the source of a forward is {source!r}, expected a GivenPrompt with positions on "
+                f"{axes} axes, or None for a prompt of text alone"
+            )
+        return source
+
+    def _given(
+        self, forward: Forward, prompts: Sequence[GivenPrompt | None]
+    ) -> tuple[Ints, NDArray[np.float32]]:
+        """Return which nodes are given, (E,) increasing, and their rows, (E, (1 + K) W)."""
+        index, nodes, rows = forward.row_sources.index, [NO_INTS], [self._none]
+        for number, prompt in enumerate(prompts):
+            if prompt is None:
+                continue
+            own = (index == number).nonzero()[0]
+            given, pieces, places = prompt.given_among(forward.positions[own])
+            for piece in np.unique(pieces).tolist():
+                is_of_piece = pieces == piece
+                nodes.append(own[given[is_of_piece]])
+                rows.append(self.encoder.rows(prompt.pieces[piece])[places[is_of_piece]])
+        joined = np.concatenate(nodes)
+        self._check_tokens(forward.token_ids[joined])
+        order = joined.argsort(kind="stable")
+        return joined[order], np.concatenate(rows)[order]
+
+    def _check_tokens(self, token_ids: Ints) -> None:
+        """Raise InputError unless nodes, (E,), have the placeholder as their token."""
+        placeholder = self._entry.placeholder_token_id
+        if (other := token_ids[token_ids != placeholder]).size:
+            raise InputError(
+                f"the prompt has the token {int(other[0])} at the place of a given row, expected "
+                f"the placeholder {placeholder}: the source is that of another prompt"
+            )
