@@ -93,7 +93,7 @@ def _download(place: Path) -> None:
 def _run(command: list[str], place: Path, is_needed: bool = True) -> bytes:
     """Return the output of a command."""
     try:
-        done = subprocess.run(command, cwd=place, capture_output=True, timeout=300)
+        done = subprocess.run(command, cwd=place, capture_output=True, timeout=120)
     except subprocess.TimeoutExpired as error:
         raise Unavailable(f"{command[0]} took over {error.timeout:.0f} s") from error
     if done.returncode and is_needed:
