@@ -31,8 +31,11 @@ def align_prefixes(target: PrefixCache, draft: PrefixCache) -> None:
     """Shorten what the target reuses if the draft needs features that were not kept.
 
     The row of the draft at position i comes from the target's feature of position i - 1. With 7
-    rows reused by the target and 5 by the draft, the target computes from position 4 on again.
+    rows reused by the target and 5 by the draft, the target computes from position 4 on again. The
+    draft reuses one row more than the target at most: others could not be computed again, after a
+    preemption, before the target's.
     """
+    draft.shorten(len(target.tokens) + 1)
     num_target, num_draft = len(target.tokens), len(draft.tokens)
     is_kept = target.feature is not None and target.feature.num_tokens == num_target == num_draft
     if num_draft <= num_target and not is_kept:

@@ -28,7 +28,7 @@ from tests.robustness.speech_requests import (
     speech_requests,
 )
 from tests.robustness.whole_request_checks import check_whole_request
-from tests.robustness.whole_requests import HEADS, whole_requests
+from tests.robustness.whole_requests import HEADS, WholeRequest, whole_requests
 from tests.runtime.bundle_edits import with_topk_head
 
 THOROUGH = settings(deadline=None, suppress_health_check=list(HealthCheck), database=None)
@@ -95,6 +95,31 @@ def check_many(requests, check, number, least=0):
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_any_request_on_tables(strategy):
     check_many(whole_requests(strategy), check_whole_request, 100, least=20)
+
+
+def test_a_preempted_feature_draft_that_shared_more_rows_than_its_target():
+    """The target computes its prompt anew for the log-probabilities of the prompt."""
+    request = WholeRequest(
+        options={
+            "strategy": "speculative-beam-search",
+            "max_new_tokens": 1,
+            "seed": 0,
+            "num_beams": 1,
+            "prompt_logprobs": True,
+            "draft_length": 0,
+        },
+        vocab_size=17,
+        table="smooth",
+        draft="features",
+        table_seed=219,
+        prompt=(0, 0, 0),
+        stop=(),
+        seconds_a_row=0.0,
+        head="full",
+        num_top=12,
+        check="repeated",
+    )
+    assert check_whole_request(request)
 
 
 @pytest.mark.long
