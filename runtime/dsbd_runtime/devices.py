@@ -121,8 +121,8 @@ class Device(Protocol):
         """Return the work that ``work`` queues, as one unit.
 
         A device that can only record what it runs also runs it. ``work`` must not wait or allocate.
-        Raises MemoryError, EngineError or an error of ``work``
-        if it cannot be recorded; the queue is then as before.
+        Raises MemoryError, EngineError or an error of ``work`` if it cannot be recorded; the queue
+        is then as before.
         """
 
     def synchronize(self) -> None:

@@ -159,6 +159,18 @@ def test_rows_are_copied_by_way_of_the_host_and_to_the_device_before_a_call():
     assert not target.memory.numbers.any()
 
 
+def test_layouts_share_arrays_of_the_same_name_and_shape():
+    """Or the memory would grow with the combinations of sizes."""
+    staging = ValueDevice(CpuValues, "cpu", 0).staging([])
+    ids, mask, other = ("ids", (1, 2), "int64"), ("mask", (2, 8), "bool"), ("mask", (4, 8), "bool")
+    first, second = staging.lay_out([ids, mask]), staging.lay_out([ids, other])
+    assert first.on_device["ids"] is second.on_device["ids"]
+    assert first.on_device["mask"] is not second.on_device["mask"]
+    second.on_host["ids"][...] = [[3, 4]]
+    second.upload()
+    assert first.on_device["ids"].memory.value.numpy().tolist() == [[3, 4]]
+
+
 def test_the_check_at_opening(tiny_bundle, monkeypatch):
     request = EngineOptions(
         bundle=tiny_bundle, role="target", placement=parse_placement("webgpu:0")

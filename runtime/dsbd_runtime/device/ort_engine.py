@@ -7,7 +7,6 @@ import io
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -136,9 +135,9 @@ def open_on_provider(
     plugin_device: of a provider that is a plug-in.
     """
     num_free = free_bytes()
-    opened = partial(_open, ort, path, provider, options, plugin_device)
+    entries = {**_NO_FALLBACK, **_INTEGER_PRODUCTS}
     try:
-        return opened({**_NO_FALLBACK, **_INTEGER_PRODUCTS})
+        return _open(ort, path, provider, options, plugin_device, entries)
     except Exception as error:  # its exceptions share no base but this one
         reason = " ".join(str(error).split())
         if any(sign in reason for sign in _FALLBACK_REFUSED):

@@ -2,7 +2,6 @@
 
 import importlib
 import threading
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -24,7 +23,7 @@ def plugin_devices(ort: ModuleType, provider: Provider) -> list[Any]:
         if provider.module not in _registered:
             try:
                 module = importlib.import_module(provider.module)
-                ort.register_execution_provider_library(provider.name, library_of(module))
+                ort.register_execution_provider_library(provider.name, module.get_library_path())
             except Exception as error:  # of the import, or one of ONNX Runtime
                 raise ProviderError(
                     f"provider {provider.name!r} needs the plug-in {provider.module}, which cannot "
@@ -51,8 +50,3 @@ def plugin_device(ort: ModuleType, provider: Provider, device_id: int) -> Any:
             + (f" to {provider.name}:{len(devices) - 1}" if len(devices) > 1 else "")
         )
     return devices[device_id]
-
-
-def library_of(module: ModuleType) -> str:
-    """Return the path of a plug-in's library."""
-    return str(Path(module.get_library_path()))

@@ -103,7 +103,7 @@ class ValueDevice:
             array.memory.value = None
 
     def staging(self, parts: Sequence[PackedPart]) -> ValueStaging:
-        """See Device; each layout has arrays of its own, because a value has one shape."""
+        """See Device; a value has one shape, so layouts share only arrays of the same shape."""
         return ValueStaging(self)
 
     def copy_rows(
@@ -167,22 +167,24 @@ class RecordedValues:
 
 
 class ValueStaging:
-    """The small inputs or outputs of calls, an array for each: a ``Staging``."""
+    """The small inputs or outputs of calls, an array for each name and shape: a ``Staging``."""
 
     def __init__(self, device: ValueDevice) -> None:
         self._device = device
-        self._arrays: list[DeviceArray] = []
+        self._arrays: dict[PackedPart, DeviceArray] = {}
 
     def lay_out(self, parts: Sequence[PackedPart]) -> ValueArrays:
-        on_device = {name: self._device.allocate(shape, dtype) for name, shape, dtype in parts}
-        self._arrays += on_device.values()
-        return ValueArrays(self._device, on_device)
+        for part in parts:
+            if part not in self._arrays:
+                _, shape, dtype = part
+                self._arrays[part] = self._device.allocate(shape, dtype)
+        return ValueArrays(self._device, {part[0]: self._arrays[part] for part in parts})
 
     def begin_write(self) -> None:
         """See Staging; an upload has copied the numbers."""
 
     def free(self) -> None:
-        for array in self._arrays:
+        for array in self._arrays.values():
             self._device.free(array)
         self._arrays.clear()
 
