@@ -10,18 +10,33 @@ from scripts.software_adapter import Unavailable, put_in_place
 from tests.exports import family_pair
 from tests.made_once import made_once
 
+_HERE = Path(__file__).parent
 HEADS = ("full", "topk:16")
+
+
+_unavailable: list[str] = []  # why these tests are skipped
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Let this process have the adapter, before any test: devices are looked for only once.
+
+    They are found when ONNX Runtime loads the plug-in, which dsbd-inspect does in other tests.
+    """
+    if not any(_HERE in item.path.parents for item in session.items):
+        return
+    try:
+        if importlib.util.find_spec("onnxruntime_ep_webgpu") is None:
+            raise Unavailable("there is no package onnxruntime-ep-webgpu")
+        put_in_place()
+    except Unavailable as reason:
+        _unavailable.append(str(reason))
 
 
 @pytest.fixture(scope="session", autouse=True)
 def adapter() -> None:
-    """Let this process have the adapter; without it the tests are skipped, which say why."""
-    if importlib.util.find_spec("onnxruntime_ep_webgpu") is None:
-        pytest.skip("there is no package onnxruntime-ep-webgpu")
-    try:
-        put_in_place()
-    except Unavailable as reason:
-        pytest.skip(str(reason))
+    """Skip the tests of a process that has no adapter."""
+    if _unavailable:
+        pytest.skip(_unavailable[0])
 
 
 @pytest.fixture(scope="session")
