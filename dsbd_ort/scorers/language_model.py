@@ -10,6 +10,7 @@ the end of the text. So a beam is not ranked by half a word. The score of a word
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 import weakref
@@ -61,6 +62,7 @@ class LanguageModel:
         Raises InputError for a file that is no language model, ConfigError for a number.
         """
         self._path = Path(path)
+        self._given = {"weight": weight, "word_bonus": word_bonus, "unknown_offset": unknown_offset}
         self._numbers = (
             _WEIGHT.read("weight", weight) * _LN10,
             _BONUS.read("word_bonus", word_bonus),
@@ -68,6 +70,14 @@ class LanguageModel:
         )
         self._ngrams = read_ngrams(self._path)
         self._kinds: weakref.WeakKeyDictionary[Tokenizer, _TokenTexts] = weakref.WeakKeyDictionary()
+
+    def __repr__(self) -> str:
+        numbers = ", ".join(f"{name}={number:g}" for name, number in self._given.items())
+        return f"LanguageModel({str(self._path)!r}, {numbers})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Read the file again in another process."""
+        return functools.partial(LanguageModel, self._path, **self._given), ()
 
     def bind(
         self, tokenizer: Tokenizer, vocab_size: int, eos_token_ids: Sequence[int]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import importlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
@@ -10,7 +11,7 @@ from typing import Any, Protocol
 from dsbd_runtime.errors import InputError
 
 BEGIN, END, UNKNOWN = "<s>", "</s>", "<unk>"
-_ARPA = b"\\data\\"
+_ARPA, _GZIP = b"\\data\\", b"\x1f\x8b"
 _NONE = -100.0  # log10 of a word that a model without <unk> does not have
 
 
@@ -80,7 +81,7 @@ class ArpaModel:
         return total + (found[0] if found else _NONE), after
 
 
-class _KenLM:
+class KenlmModel:
     """A model of the package kenlm, as NGrams."""
 
     def __init__(self, package: Any, model: Any) -> None:
@@ -105,28 +106,24 @@ def read_ngrams(path: Path) -> NGrams:
     InputError: the file is none of these, or needs the package kenlm, which is not installed.
     """
     try:
-        package: Any = __import__("kenlm")
-    except ImportError:
-        package = None
-    try:
         with path.open("rb") as file:
-            is_packed = file.read(2) == b"\x1f\x8b"
-        is_arpa = is_packed or _begins_as_arpa(path)
-        if package is not None:
-            return _KenLM(package, package.Model(str(path)))
-        if is_arpa:
+            is_packed = file.read(2) == _GZIP
+        if is_packed or _begins_as_arpa(path):
             with gzip.open(path, "rt") if is_packed else path.open(encoding="utf-8") as lines:
                 return ArpaModel(iter(lines))
+        package: Any = importlib.import_module("kenlm")
+        return KenlmModel(package, package.Model(str(path)))
+    except ImportError as error:
+        raise InputError(
+            f"{path} is no ARPA file; KenLM's binary form needs the package kenlm: pip install "
+            "'dsbd-ort[lm]'"
+        ) from error
     except (OSError, ValueError, EOFError, RuntimeError) as error:
         reason = " ".join(str(error).split())
         raise InputError(
             f"{path} is no language model ({reason}); expected an ARPA file, or one of KenLM's "
             "build_binary"
         ) from error
-    raise InputError(
-        f"{path} is no ARPA file; KenLM's binary form needs the package kenlm: pip install "
-        "'dsbd-ort[lm]'"
-    )
 
 
 def _begins_as_arpa(path: Path) -> bool:
