@@ -47,6 +47,7 @@ _BY_ROW = "its local attention counts cache rows (GPTNeoSelfAttention.bias), not
 
 DEFAULT_FAMILY = Family()
 FAMILIES: dict[str, Family] = {
+    "audioflamingo3": Family(note="Audio Flamingo 3: sound in its prompts"),
     "bamba": Family(note="Mamba2 layers"),
     "bart": Family(reads_source=True, note="BART: learned positions"),
     "bigbird_pegasus": Family(refusal=_LOCAL_ENCODER),
@@ -71,6 +72,7 @@ FAMILIES: dict[str, Family] = {
     "gemma4_text": Family(note="window; head width by layer, layers share rows"),
     "gemma4_unified": Family(note="Gemma 4 12B: text part; window, head width by layer"),
     "glm4": Family(note="partial rotary positions"),
+    "glmasr": Family(note="GLM-ASR: sound in its prompts"),
     "glm46v": Family(note="GLM-4.6V: text part"),
     "glm4_moe_lite": Family(has_experts=True, note="latent attention, shared expert"),
     "gpt2": Family(note="learned positions"),
@@ -83,6 +85,8 @@ FAMILIES: dict[str, Family] = {
     "gptj": Family(note="rotary angles from a table"),
     "granite": Family(note="scaled residuals and logits"),
     "granite_docling": Family(note="Granite-Docling: text part"),
+    "granite_speech": Family(note="Granite Speech: sound in its prompts"),
+    "granite_speech_plus": Family(note="Granite Speech Plus: sound in its prompts"),
     "granite_swa": Family(attention=AttentionForm.CAPPED, note="window, attention sinks"),
     "granitemoe": Family(has_experts=True, note="scaled residuals and logits"),
     "granitemoehybrid": Family(note="Granite 4 hybrid: Mamba2 layers"),
@@ -129,6 +133,7 @@ FAMILIES: dict[str, Family] = {
     "phi3": Family(note="window; rope longrope by the exported context"),
     "qwen2": Family(note="window on some layers"),
     "qwen2_5_vl": Family(note="Qwen2.5-VL: text part"),
+    "qwen2_audio": Family(note="Qwen2-Audio: sound in its prompts"),
     "qwen2_moe": Family(has_experts=True, note="shared expert"),
     "qwen3": Family(note="normalised queries and keys"),
     "qwen3_5": Family(note="Qwen3.5: text part; gated delta rule"),

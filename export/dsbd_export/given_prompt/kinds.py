@@ -9,8 +9,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from dsbd_export.capture.forest_graph import Example
+from dsbd_export.checkpoints.checkpoint import Checkpoint
 from dsbd_export.checkpoints.model_config import CheckpointFiles
-from dsbd_export.given_prompt import qwen3_asr
+from dsbd_export.given_prompt import granite_speech, qwen3_asr, whisper_windows
 from dsbd_export.given_prompt.media import Medium
 from dsbd_runtime.parts.given_rows import GivenEntry
 
@@ -30,9 +31,48 @@ class GivenKind:
     media: Callable[[GivenEntry], list[Medium]]
     # returns the given rows of a medium by the model's own code, (E, (1 + K) W)
     own_rows: Callable[[Any, Mapping[str, Tensor]], Tensor]
+    # the token that a generated placeholder is read as; None: itself
+    read_as: int | None = None
+    # merges the adapter next to the weights into a loaded model; None: there is none
+    merge_own_adapter: Callable[[Any, Checkpoint], None] | None = None
 
+
+_GRANITE_SPEECH = GivenKind(
+    entry=granite_speech.given_entry,
+    examples=granite_speech.examples,
+    encoder=granite_speech.ConformerEncoder,
+    media=granite_speech.gate_media,
+    own_rows=granite_speech.own_rows,
+    read_as=granite_speech.READ_AS,
+    merge_own_adapter=granite_speech.merge_own_adapter,
+)
 
 GIVEN_KINDS = {
+    "audioflamingo3": GivenKind(
+        entry=whisper_windows.entry_of(lambda _: 2, hides_padding=True, most_seconds=600),
+        examples=whisper_windows.examples,
+        encoder=whisper_windows.MaskedWindowEncoder,
+        media=whisper_windows.media_of("input_features_mask"),
+        own_rows=whisper_windows.own_rows,
+    ),
+    "glmasr": GivenKind(
+        entry=whisper_windows.entry_of(
+            whisper_windows.merged_of_glmasr, hides_padding=False, most_seconds=655
+        ),
+        examples=whisper_windows.examples,
+        encoder=whisper_windows.WindowEncoder,
+        media=whisper_windows.media_of("input_features_mask"),
+        own_rows=whisper_windows.own_rows,
+    ),
+    "granite_speech": _GRANITE_SPEECH,
+    "granite_speech_plus": _GRANITE_SPEECH,
+    "qwen2_audio": GivenKind(
+        entry=whisper_windows.entry_of(lambda _: 2, hides_padding=True, most_seconds=30),
+        examples=whisper_windows.examples,
+        encoder=whisper_windows.MaskedWindowEncoder,
+        media=whisper_windows.media_of("feature_attention_mask"),
+        own_rows=whisper_windows.own_rows_of_qwen2_audio,
+    ),
     "qwen3_asr": GivenKind(
         entry=qwen3_asr.given_entry,
         examples=qwen3_asr.examples,

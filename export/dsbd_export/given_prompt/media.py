@@ -20,7 +20,8 @@ class Medium:
 
     name: str
     pieces: Sequence[GivenPiece]
-    # arguments of the model's own forward in addition to tokens, each with a first axis of 1
+    # arguments of the model's own forward in addition to tokens: those of several paths follow each
+    # other on the first axis
     arguments: Mapping[str, Tensor]
 
     @property
@@ -41,7 +42,7 @@ class GivenCase(ForestCase):
 
     def arguments_of(self, num_paths: int) -> dict[str, Tensor]:
         return {
-            name: values.expand(num_paths, *values.shape[1:])
+            name: values.repeat(num_paths, *[1] * (values.ndim - 1))
             for name, values in self.medium.arguments.items()
         }
 

@@ -15,6 +15,8 @@ from dsbd_runtime.parts.speech_entry import LARGEST_SOUND
 from dsbd_runtime.typed_json import check_counts, mismatch
 
 KEPT_ROWS = "kept_rows"
+CTC_LOGITS = "ctc_logits"
+"""An output of encoders that also spell what they hear."""
 _NUM_HALVINGS = 3  # of the frames of a chunk, by convolutions of stride 2
 _LARGEST_CHUNKS = {
     **{name: LARGEST_SOUND[name] for name in ("sampling_rate", "num_mels", "n_fft", "hop_length")},
@@ -37,6 +39,15 @@ class MediumEntry:
     def encoder_inputs(self) -> Tensors:
         """The inputs of the encoder's graph for one piece."""
         raise NotImplementedError
+
+    @property
+    def encoder_outputs(self) -> Tensors:
+        """The outputs of that graph in addition to the rows."""
+        return {}
+
+    def spelled(self, labels: NDArray[np.int64]) -> str:
+        """Return the text of the most probable CTC labels, (T,), "" without such an output."""
+        return ""
 
     def pieces(self, features: NDArray[np.float32]) -> list[GivenPiece]:
         """Return the runs of the encoder for one medium; InputError: features of another shape."""

@@ -108,8 +108,9 @@ class GivenRowsEntry(PartEntry):
 
     def on_host(self, place: HostPlace) -> GivenRows:
         path, graphs, given = place.folder / ENCODER_FILE, place.graphs, self.given
-        inputs = given.medium.encoder_inputs
-        contract = GraphContract(inputs=inputs, outputs=embeddings_of(given))
+        medium = given.medium
+        outputs = embeddings_of(given) | medium.encoder_outputs
+        contract = GraphContract(inputs=medium.encoder_inputs, outputs=outputs)
         return GivenRows(given, GivenEncoder(graphs.ort, path, contract, graphs.open(path)))
 
 
