@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from transformers import (
-    AudioFlamingo3Config,
     GlmAsrConfig,
     GraniteSpeechConfig,
     GraniteSpeechPlusConfig,
@@ -186,18 +185,6 @@ def _qwen2_audio(tokens: Mapping[str, int]) -> PreTrainedConfig:
     )
 
 
-def _audio_flamingo(tokens: Mapping[str, int]) -> PreTrainedConfig:
-    audio = _whisper_audio("audioflamingo3_encoder")
-    names = {"d_model": "hidden_size", "encoder_layers": "num_hidden_layers"}
-    names |= {"encoder_attention_heads": "num_attention_heads"}
-    names |= {"encoder_ffn_dim": "intermediate_size"}
-    return AudioFlamingo3Config(
-        audio_config={names.get(name, name): value for name, value in audio.items()},
-        text_config=_text(tokens, "qwen2", "<|im_end|>"),
-        audio_token_id=FIRST_SPECIAL,
-    )
-
-
 _WINDOWS = {
     "feature_extractor_type": "WhisperFeatureExtractor",
     "feature_size": NUM_MELS,
@@ -237,12 +224,6 @@ MODELS = {
             *("<|audio_bos|>", "<|audio_eos|>"),
         ),
         template=_with_parts(_CHATML, "Audio 1: <|audio_bos|><|AUDIO|><|audio_eos|>\n"),
-        features=_WINDOWS,
-    ),
-    "audioflamingo3": SpeechModel(
-        config=_audio_flamingo,
-        special_tokens=("<sound>", "<|im_end|>", "<|endoftext|>", "<|im_start|>"),
-        template=_with_parts(_CHATML, "<sound>"),
         features=_WINDOWS,
     ),
 }

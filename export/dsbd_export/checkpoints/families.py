@@ -47,7 +47,6 @@ _BY_ROW = "its local attention counts cache rows (GPTNeoSelfAttention.bias), not
 
 DEFAULT_FAMILY = Family()
 FAMILIES: dict[str, Family] = {
-    "audioflamingo3": Family(note="Audio Flamingo 3: sound in its prompts"),
     "bamba": Family(note="Mamba2 layers"),
     "bart": Family(reads_source=True, note="BART: learned positions"),
     "bigbird_pegasus": Family(refusal=_LOCAL_ENCODER),

@@ -21,7 +21,7 @@ from dsbd_export.checkpoints.checkpoint import Checkpoint, quiet_libraries
 from dsbd_export.checkpoints.model_config import CheckpointFiles
 from dsbd_export.errors import ExportError
 from dsbd_export.given_prompt.media import Medium
-from dsbd_export.given_prompt.sounds import extractor_settings, gate_features
+from dsbd_export.given_prompt.sounds import attend_alone, extractor_settings, gate_features
 from dsbd_runtime.parts.encoder_entry import INPUT_FEATURES
 from dsbd_runtime.parts.given_rows import GivenEntry
 from dsbd_runtime.parts.given_sound import IS_FRAME, WINDOW_PAIRS, StackedSound
@@ -100,6 +100,7 @@ class ConformerEncoder(nn.Module):
     def __init__(self, model: Any) -> None:
         super().__init__()
         self.encoder, self.projector = model.model.encoder, model.model.projector
+        attend_alone(self.projector.qformer.config)
         config = self.encoder.config
         self.spells = config.output_dim >= _LEAST_CHARACTERS
         # Granite Speech Plus: layers whose outputs the projector reads too; 0 is the first's input
@@ -124,7 +125,7 @@ class ConformerEncoder(nn.Module):
         windows = torch.cat([joined, joined.new_zeros(1, joined.shape[1])])[window_pairs]
         projector = self.projector
         found = projector.qformer(
-            query_embeds=projector.query.expand(len(windows), -1, -1),
+            query_embeds=projector.query.expand(windows.shape[0], -1, -1),
             encoder_hidden_states=windows,
             encoder_attention_mask=None,
             return_dict=True,
@@ -145,7 +146,7 @@ def _attended(attention: Any, states: Tensor, is_frame: Tensor, distances: Tenso
     is_key = is_frame.reshape(-1, 1, 1, attention.context_size)
     bias = torch.where(is_key, bias, _HIDDEN)
     found = attention_node(query, key, value, bias, float(attention.scale))
-    joined: Tensor = attention.to_out(found.transpose(1, 2).reshape(1, len(states), -1))
+    joined: Tensor = attention.to_out(found.transpose(1, 2).flatten(0, 1).flatten(1)[None])
     return joined
 
 

@@ -33,8 +33,10 @@ class GivenKind:
     own_rows: Callable[[Any, Mapping[str, Tensor]], Tensor]
     # the token that a generated placeholder is read as; None: itself
     read_as: int | None = None
-    # merges the adapter next to the weights into a loaded model; None: there is none
-    merge_own_adapter: Callable[[Any, Checkpoint], None] | None = None
+    # changes a model that was loaded, before anything else
+    prepare: Callable[[Any, Checkpoint], None] = lambda *_: None
+    # whether checkpoints may have an adapter next to their weights, which ``prepare`` merges
+    has_own_adapter: bool = False
 
 
 _GRANITE_SPEECH = GivenKind(
@@ -44,17 +46,11 @@ _GRANITE_SPEECH = GivenKind(
     media=granite_speech.gate_media,
     own_rows=granite_speech.own_rows,
     read_as=granite_speech.READ_AS,
-    merge_own_adapter=granite_speech.merge_own_adapter,
+    prepare=granite_speech.merge_own_adapter,
+    has_own_adapter=True,
 )
 
 GIVEN_KINDS = {
-    "audioflamingo3": GivenKind(
-        entry=whisper_windows.entry_of(lambda _: 2, hides_padding=True, most_seconds=600),
-        examples=whisper_windows.examples,
-        encoder=whisper_windows.MaskedWindowEncoder,
-        media=whisper_windows.media_of("input_features_mask"),
-        own_rows=whisper_windows.own_rows,
-    ),
     "glmasr": GivenKind(
         entry=whisper_windows.entry_of(
             whisper_windows.merged_of_glmasr, hides_padding=False, most_seconds=655
@@ -72,6 +68,7 @@ GIVEN_KINDS = {
         encoder=whisper_windows.MaskedWindowEncoder,
         media=whisper_windows.media_of("feature_attention_mask"),
         own_rows=whisper_windows.own_rows_of_qwen2_audio,
+        prepare=whisper_windows.choose_rows,
     ),
     "qwen3_asr": GivenKind(
         entry=qwen3_asr.given_entry,

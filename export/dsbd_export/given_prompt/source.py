@@ -155,8 +155,7 @@ class GivenPromptSource(ModelSource):
         assert whole is not None  # every kind has an encoder's config next to its text part's
         as_one = replace(self._checkpoint, config=whole, composite=None)
         model = load_model(as_one, reference_dtype(as_one, dtype), report)
-        if (merge := self._checkpoint.kind.merge_own_adapter) is not None:
-            merge(model, as_one)
+        self._checkpoint.kind.prepare(model, as_one)
         return model
 
     def parts(self, options: ModelOptions) -> list[ExportPart]:

@@ -1,4 +1,4 @@
-"""Kinds that read Whisper's windows: GLM-ASR, Qwen2-Audio, Audio Flamingo 3.
+"""Kinds that read Whisper's windows: GLM-ASR and Qwen2-Audio.
 
 Each window of 30 s is encoded alone, padding included, and its rows without padding are kept.
 """
@@ -12,13 +12,12 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from dsbd_export.capture.forest_graph import Axis, Example
-from dsbd_export.capture.replacements import attention_node
+from dsbd_export.checkpoints.checkpoint import Checkpoint
 from dsbd_export.checkpoints.model_config import CheckpointFiles
 from dsbd_export.given_prompt.media import Medium
-from dsbd_export.given_prompt.sounds import extractor_settings, gate_features
+from dsbd_export.given_prompt.sounds import attend_alone, extractor_settings, gate_features
 from dsbd_runtime.parts.encoder_entry import INPUT_FEATURES
 from dsbd_runtime.parts.given_medium import KEPT_ROWS
 from dsbd_runtime.parts.given_rows import GivenEntry
@@ -30,7 +29,6 @@ _SOUND = {  # by names of this package: transformers' names and defaults
     "hop_length": ("hop_length", 160),
 }
 _CHUNK_SECONDS = 30
-_ONE_WINDOW = "one-whisper-window"
 
 
 def entry_of(
@@ -90,9 +88,8 @@ class WindowEncoder(nn.Module):
 
     def __init__(self, model: Any) -> None:
         super().__init__()
-        ALL_ATTENTION_FUNCTIONS.register(_ONE_WINDOW, _attended)
         self.tower, self.projector = model.model.audio_tower, model.model.multi_modal_projector
-        self.tower.config._attn_implementation = _ONE_WINDOW
+        attend_alone(self.tower.config)
 
     def forward(self, tensors: list[Tensor]) -> list[Tensor]:
         """Return [(E, W)] of the inputs of ``WindowedSound``."""
@@ -121,20 +118,6 @@ class MaskedWindowEncoder(WindowEncoder):
         return found
 
 
-def _attended(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    scaling: float,
-    **_: object,
-) -> tuple[Tensor, None]:
-    """Attend among all positions of a window that the mask shows."""
-    attended = attention_node(query, key, value, attention_mask, float(scaling))
-    return attended.transpose(1, 2).contiguous(), None
-
-
 def own_rows(model: Any, arguments: Mapping[str, Tensor]) -> Tensor:
     """See GivenKind."""
     rows: Tensor = model.get_audio_features(**arguments, return_dict=True).pooler_output
@@ -157,6 +140,17 @@ def own_rows_of_qwen2_audio(model: Any, arguments: Mapping[str, Tensor]) -> Tens
     finally:
         hook.remove()
     return found[0][0]
+
+
+def choose_rows(model: Any, _: Checkpoint) -> None:
+    """Let a model of this class read ``logits_to_keep``, as others of transformers do."""
+    rows: list[Any] = []
+
+    def begin(_: nn.Module, __: Any, given: dict[str, Any]) -> None:
+        rows[:] = [given.pop("logits_to_keep", slice(None))]
+
+    model.register_forward_pre_hook(begin, with_kwargs=True)
+    model.lm_head.register_forward_pre_hook(lambda _, given: (given[0][:, rows[0]],))
 
 
 def media_of(mask_name: str) -> Callable[[GivenEntry], list[Medium]]:
