@@ -1,6 +1,6 @@
-"""Conversations with sounds as prompts, by the checkpoint's chat template.
+"""Conversations with sounds or pictures as prompts, by the checkpoint's chat template.
 
-The template shows each sound as one placeholder, which becomes the text of its rows: a placeholder
+The template shows each as one placeholder, which becomes the text of its rows: a placeholder
 for each. A placeholder that somebody types is text.
 """
 
@@ -13,7 +13,7 @@ from typing import Any, TypeGuard
 
 from dsbd_forward.forward import Source
 from dsbd_ort.media_parts import content_of
-from dsbd_ort.medium_front_end import MediaLimits, ReadMedium
+from dsbd_ort.medium_front_end import OWN_LIMITS, MediaLimits, ReadMedium
 from dsbd_ort.speech.sound_front_end import SOUND_FRONT_ENDS, SoundFrontEnd
 from dsbd_runtime.bundle_files.bundle import Bundle
 from dsbd_runtime.errors import CapacityError, InputError
@@ -24,13 +24,12 @@ from dsbd_runtime.text.tokenizer import Tokenizer
 
 _FRONT_ENDS = SOUND_FRONT_ENDS
 _MOST_CONTEXTS = 2  # a sound that fills the context so often is refused before it is read whole
-_NO_LIMITS = MediaLimits()
 
 
 class MediaPrompt(list[int]):
-    """Token ids of a conversation and its source, the sounds at its placeholders.
+    """Token ids of a conversation and its source, the sounds or pictures at its placeholders.
 
-    It is a prompt like any list of token ids. A copy as a plain list has lost its sounds.
+    It is a prompt like any list of token ids. A copy as a plain list has lost its media.
     """
 
     def __init__(self, token_ids: Sequence[int], source: Source) -> None:
@@ -39,7 +38,7 @@ class MediaPrompt(list[int]):
 
 
 class MediaReader:
-    """Reads conversations with sounds for a model whose prompts may have given rows."""
+    """Reads conversations with media for a model whose prompts may have given rows."""
 
     def __init__(
         self, bundle: Bundle, tokenizer: Tokenizer, chat_template: Callable[[], ChatTemplate]
@@ -64,12 +63,12 @@ class MediaReader:
         answer: str = "",
         add_generation_prompt: bool = True,
         variables: Mapping[str, Any] | None = None,
-        limits: MediaLimits = _NO_LIMITS,
+        limits: MediaLimits = OWN_LIMITS,
     ) -> MediaPrompt:
         """Return the prompt of a conversation; see ChatTemplate.render.
 
         answer: how the model's answer begins.
-        InputError: a message or a sound is invalid, or the template refuses or drops it.
+        InputError: a message or a medium is invalid, or the template refuses or drops it.
         CapacityError: the prompt is longer than the context.
         """
         media: list[ReadMedium] = []
@@ -97,7 +96,7 @@ class MediaReader:
     def _ready(
         self, index: int, message: Message, media: list[ReadMedium], limits: MediaLimits
     ) -> dict[str, Any]:
-        """Return a message for the template; read its sounds into ``media``."""
+        """Return a message for the template; read its media into ``media``."""
         content = message.get("content")
         if isinstance(content, str):
             return {**message, "content": self._without_placeholders(content)}
@@ -121,7 +120,7 @@ class MediaReader:
     def _medium(
         self, part: Message, place: str, before: Sequence[ReadMedium], limits: MediaLimits
     ) -> ReadMedium:
-        content = content_of(part, place, self.front_end.part_type)
+        content = content_of(part, place, self.front_end.part_type, limits)
         most_rows = _MOST_CONTEXTS * self.context_length - sum(each.num_rows for each in before)
         try:
             return self.front_end.read(content, most_rows, limits)
