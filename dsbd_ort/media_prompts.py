@@ -6,6 +6,7 @@ for each. A placeholder that somebody types is text.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import secrets
 from collections.abc import Callable, Mapping, Sequence
@@ -17,8 +18,9 @@ from dsbd_ort.medium_front_end import OWN_LIMITS, MediaLimits, ReadMedium
 from dsbd_ort.speech.sound_front_end import SOUND_FRONT_ENDS, SoundFrontEnd
 from dsbd_runtime.bundle_files.bundle import Bundle
 from dsbd_runtime.errors import CapacityError, InputError
+from dsbd_runtime.parts.given_picture import mrope_positions
 from dsbd_runtime.parts.given_prompt import GivenPrompt
-from dsbd_runtime.text.chat_messages import MediaPart, Message
+from dsbd_runtime.text.chat_messages import MediaPart, Message, Render
 from dsbd_runtime.text.chat_template import ChatTemplate
 from dsbd_runtime.text.tokenizer import Tokenizer
 
@@ -74,9 +76,12 @@ class MediaReader:
         media: list[ReadMedium] = []
         if is_conversation(messages):
             messages = [self._ready(*each, media, limits) for each in enumerate(messages)]
-        text = self._chat_template().render(
-            messages, add_generation_prompt=add_generation_prompt, variables=variables
+        render = functools.partial(
+            self._chat_template().render,
+            add_generation_prompt=add_generation_prompt,
+            variables=variables,
         )
+        text = _rendered(messages, render)
         first, *others = (text + answer).split(self._placeholder)
         if len(others) != len(media):
             noun = self.front_end.noun
@@ -90,7 +95,9 @@ class MediaReader:
         if not media:
             return MediaPrompt(token_ids, None)
         pieces = [piece for each in media for piece in each.pieces()]
-        source = GivenPrompt.at_placeholders(token_ids, self._token_id, pieces)
+        grids = [each.grid for each in media if each.grid is not None]
+        positions = mrope_positions(token_ids, self._token_id, grids) if grids else None
+        source = GivenPrompt.at_placeholders(token_ids, self._token_id, pieces, positions)
         return MediaPrompt(token_ids, source)
 
     def _ready(
@@ -152,6 +159,27 @@ class MediaReader:
                 f"rows of {len(media)} {front_end.noun}s; the context of this bundle holds "
                 f"{self.context_length}; {front_end.shorten}"
             )
+
+
+def _rendered(messages: Sequence[Message], render: Render) -> str:
+    """Return the text of messages; contents that are texts may become parts.
+
+    Templates of models with media often read parts alone, or texts alone.
+    """
+    try:
+        return render(messages)
+    except InputError:
+        if not is_conversation(messages):
+            raise
+        as_parts = [
+            {**each, "content": [{"type": "text", "text": each["content"]}]}
+            if isinstance(each.get("content"), str)
+            else each
+            for each in messages
+        ]
+        with contextlib.suppress(InputError):
+            return render(as_parts)
+        raise
 
 
 def is_conversation(prompt: object) -> TypeGuard[Sequence[Message]]:
