@@ -21,7 +21,8 @@ from dsbd_export.checkpoints.checkpoint import Checkpoint, quiet_libraries
 from dsbd_export.checkpoints.model_config import CheckpointFiles
 from dsbd_export.errors import ExportError
 from dsbd_export.given_prompt.media import Medium
-from dsbd_export.given_prompt.sounds import attend_alone, extractor_settings, gate_features
+from dsbd_export.given_prompt.sounds import extractor_settings, gate_features
+from dsbd_export.given_prompt.whole_attention import attend_to_all
 from dsbd_runtime.parts.encoder_entry import INPUT_FEATURES
 from dsbd_runtime.parts.given_rows import GivenEntry
 from dsbd_runtime.parts.given_sound import IS_FRAME, WINDOW_PAIRS, StackedSound
@@ -100,7 +101,7 @@ class ConformerEncoder(nn.Module):
     def __init__(self, model: Any) -> None:
         super().__init__()
         self.encoder, self.projector = model.model.encoder, model.model.projector
-        attend_alone(self.projector.qformer.config)
+        attend_to_all(self.projector.qformer.config)
         config = self.encoder.config
         self.spells = config.output_dim >= _LEAST_CHARACTERS
         # Granite Speech Plus: layers whose outputs the projector reads too; 0 is the first's input

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -11,8 +12,9 @@ from torch import Tensor, nn
 from dsbd_export.capture.forest_graph import Example
 from dsbd_export.checkpoints.checkpoint import Checkpoint
 from dsbd_export.checkpoints.model_config import CheckpointFiles
-from dsbd_export.given_prompt import granite_speech, qwen3_asr, whisper_windows
+from dsbd_export.given_prompt import granite_speech, grids, qwen3_asr, tiles, whisper_windows
 from dsbd_export.given_prompt.media import Medium
+from dsbd_export.given_prompt.picture_files import own_rows
 from dsbd_runtime.parts.given_rows import GivenEntry
 
 
@@ -39,6 +41,13 @@ class GivenKind:
     has_own_adapter: bool = False
 
 
+_TILED = GivenKind(
+    entry=tiles.tiled_entry,
+    examples=tiles.examples,
+    encoder=tiles.TileEncoder,
+    media=tiles.gate_media,
+    own_rows=own_rows,
+)
 _GRANITE_SPEECH = GivenKind(
     entry=granite_speech.given_entry,
     examples=granite_speech.examples,
@@ -60,8 +69,23 @@ GIVEN_KINDS = {
         media=whisper_windows.media_of("input_features_mask"),
         own_rows=whisper_windows.own_rows,
     ),
+    "granite_docling": GivenKind(
+        entry=tiles.canvas_entry,
+        examples=tiles.examples,
+        encoder=tiles.LevelledTileEncoder,
+        media=partial(tiles.gate_media, with_mask=True),
+        own_rows=own_rows,
+    ),
     "granite_speech": _GRANITE_SPEECH,
     "granite_speech_plus": _GRANITE_SPEECH,
+    "idefics3": _TILED,
+    "paddleocr_vl": GivenKind(
+        entry=grids.paddleocr_vl_entry,
+        examples=grids.examples,
+        encoder=grids.PaddleOCRVLEncoder,
+        media=partial(grids.gate_media, values_of=grids.by_rows),
+        own_rows=own_rows,
+    ),
     "qwen2_audio": GivenKind(
         entry=whisper_windows.entry_of(lambda _: 2, hides_padding=True, most_seconds=30),
         examples=whisper_windows.examples,
@@ -77,4 +101,12 @@ GIVEN_KINDS = {
         media=qwen3_asr.gate_media,
         own_rows=qwen3_asr.own_rows,
     ),
+    "qwen3_vl": GivenKind(
+        entry=grids.qwen3_vl_entry,
+        examples=grids.examples,
+        encoder=grids.QwenVLEncoder,
+        media=partial(grids.gate_media, values_of=grids.in_two_frames),
+        own_rows=own_rows,
+    ),
+    "smolvlm": _TILED,
 }

@@ -20,7 +20,8 @@ from dsbd_export.capture.forest_graph import Axis, Example
 from dsbd_export.checkpoints.model_config import CheckpointFiles
 from dsbd_export.errors import ExportError
 from dsbd_export.given_prompt.media import Medium
-from dsbd_export.given_prompt.sounds import attend_alone, extractor_settings, gate_features
+from dsbd_export.given_prompt.sounds import extractor_settings, gate_features
+from dsbd_export.given_prompt.whole_attention import attend_to_all
 from dsbd_runtime.parts.encoder_entry import INPUT_FEATURES
 from dsbd_runtime.parts.given_medium import KEPT_ROWS, ChunkedSound
 from dsbd_runtime.parts.given_rows import GivenEntry
@@ -85,7 +86,7 @@ class WindowEncoder(nn.Module):
     def __init__(self, model: Any) -> None:
         super().__init__()
         self.tower, self.projector = model.model.audio_tower, model.model.multi_modal_projector
-        attend_alone(self.tower.config)
+        attend_to_all(self.tower.config)
 
     def forward(self, tensors: list[Tensor]) -> list[Tensor]:
         """Return [(E, W)] of chunks (T, mels, F) and the rows (E,) of them that are kept."""

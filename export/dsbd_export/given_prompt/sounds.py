@@ -1,4 +1,4 @@
-"""Encoders of sound: settings of a feature extractor, features for the gate, their attention."""
+"""Sounds of a checkpoint: settings of its feature extractor, and features for the parity gate."""
 
 from __future__ import annotations
 
@@ -6,19 +6,13 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor, nn
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from dsbd_export.capture.replacements import attention_node
 from dsbd_export.checkpoints.checkpoint_files import json_object_or_none
 from dsbd_export.checkpoints.model_config import CheckpointFiles
 from dsbd_export.errors import ExportError
 
 _SETTINGS = ("preprocessor_config.json", "processor_config.json")
 _PARTS = ("feature_extractor", "audio_processor")
-# transformers hands packed segments of several windows to a function with "flash" in its name as
-# they are, without reading their lengths, which no graph can hold.
-_ONE_WINDOW = "flash-one-window"
 
 
 def extractor_settings(
@@ -58,23 +52,3 @@ def gate_features(num_mels: int, short: int, middle: int, long: int) -> dict[str
         "long noise": rng.normal(size=(num_mels, long)),
     }
     return {name: np.asarray(features, np.float32) for name, features in found.items()}
-
-
-def attend_alone(config: Any) -> None:
-    """Let the encoder with this config attend by one node, among all rows that a mask shows."""
-    ALL_ATTENTION_FUNCTIONS.register(_ONE_WINDOW, _attended)
-    config._attn_implementation = _ONE_WINDOW
-
-
-def _attended(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    scaling: float,
-    **_: object,
-) -> tuple[Tensor, None]:
-    """Attend as transformers' attention functions do."""
-    attended = attention_node(query, key, value, attention_mask, float(scaling))
-    return attended.transpose(1, 2).contiguous(), None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,7 +50,7 @@ class MediumEntry:
         """Return the text of the most probable CTC labels, (T,), "" without such an output."""
         return ""
 
-    def pieces(self, features: NDArray[np.float32]) -> list[GivenPiece]:
+    def pieces(self, features: NDArray[Any]) -> list[GivenPiece]:
         """Return the runs of the encoder for one medium; InputError: features of another shape."""
         raise NotImplementedError
 
