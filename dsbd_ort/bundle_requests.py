@@ -100,7 +100,7 @@ class BundleRequests:
             ngram_pool=self._pools.of(caller) if self._pools and config.has_ngram_drafter else None,
             trace=trace,
             source=inputs.source,
-            copied_ids=inputs.copied_ids,
+            copied_ids=inputs.copied_ids or (self.media.heard(inputs.source) if self.media else ()),
             allowed_mass=allowed_mass,
         )
 

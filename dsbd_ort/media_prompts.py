@@ -6,13 +6,13 @@ for each. A placeholder that somebody types is text.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeGuard
 
 from dsbd_forward.forward import Source
+from dsbd_ort.decoding.request import CopiedIds
 from dsbd_ort.media_parts import content_of
 from dsbd_ort.medium_front_end import OWN_LIMITS, MediaLimits, ReadMedium
 from dsbd_ort.speech.sound_front_end import SOUND_FRONT_ENDS, SoundFrontEnd
@@ -48,7 +48,7 @@ class MediaReader:
         given = bundle.manifest.target.given
         assert given is not None
         self.context_length = bundle.context_length
-        self._token_id = given.placeholder_token_id
+        self._token_id, self._medium_entry = given.placeholder_token_id, given.medium
         self._placeholder = tokenizer.piece(given.placeholder_token_id)
         self.front_end = made = _FRONT_ENDS[type(given.medium)](given.medium, self._placeholder)
         self.sound = made if isinstance(made, SoundFrontEnd) else None
@@ -81,7 +81,7 @@ class MediaReader:
             add_generation_prompt=add_generation_prompt,
             variables=variables,
         )
-        text = _rendered(messages, render)
+        text = self._rendered(messages, render, len(media))
         first, *others = (text + answer).split(self._placeholder)
         if len(others) != len(media):
             noun = self.front_end.noun
@@ -99,6 +99,42 @@ class MediaReader:
         positions = mrope_positions(token_ids, self._token_id, grids) if grids else None
         source = GivenPrompt.at_placeholders(token_ids, self._token_id, pieces, positions)
         return MediaPrompt(token_ids, source)
+
+    def _rendered(self, messages: Sequence[Message], render: Render, num_media: int) -> str:
+        """Return the text of messages; contents that are texts may become parts, and parts texts.
+
+        Templates of models with media often read parts alone, or texts alone, in which users write
+        the placeholder.
+        """
+        found: list[str | InputError] = []
+        ways: list[Callable[[Message], Message]] = [lambda message: message]
+        if is_conversation(messages):
+            ways += [_as_parts, lambda message: _as_text(message, self._placeholder)]
+        for way in ways:
+            try:
+                text = render([way(message) for message in messages] if len(ways) > 1 else messages)
+            except InputError as error:
+                found.append(error)
+                continue
+            if text.count(self._placeholder) == num_media:
+                return text
+            found.append(text)
+        if isinstance(found[0], InputError):
+            raise found[0]
+        return found[0]
+
+    def heard(self, source: Source) -> CopiedIds:
+        """Return the tokens of what the encoder spells of sounds, once it has read them."""
+        medium = self._medium_entry
+        if not medium.encoder_outputs or not isinstance(source, GivenPrompt):
+            return ()
+
+        def token_ids() -> Sequence[int]:
+            labels = [piece.labels for piece in source.pieces]
+            text = " ".join(medium.spelled(each) for each in labels if each is not None)
+            return self._tokenizer.encode(text, add_special_tokens=False)
+
+        return token_ids
 
     def _ready(
         self, index: int, message: Message, media: list[ReadMedium], limits: MediaLimits
@@ -161,25 +197,22 @@ class MediaReader:
             )
 
 
-def _rendered(messages: Sequence[Message], render: Render) -> str:
-    """Return the text of messages; contents that are texts may become parts.
+def _as_parts(message: Message) -> Message:
+    content = message.get("content")
+    is_text = isinstance(content, str)
+    return {**message, "content": [{"type": "text", "text": content}]} if is_text else message
 
-    Templates of models with media often read parts alone, or texts alone.
-    """
-    try:
-        return render(messages)
-    except InputError:
-        if not is_conversation(messages):
-            raise
-        as_parts = [
-            {**each, "content": [{"type": "text", "text": each["content"]}]}
-            if isinstance(each.get("content"), str)
-            else each
-            for each in messages
-        ]
-        with contextlib.suppress(InputError):
-            return render(as_parts)
-        raise
+
+def _as_text(message: Message, placeholder: str) -> Message:
+    content = message.get("content")
+    if isinstance(content, str) or not isinstance(content, Sequence):
+        return message
+    texts = (
+        part if isinstance(part, str) else part.get("text", placeholder)
+        for part in content
+        if isinstance(part, str | Mapping)
+    )
+    return {**message, "content": "".join(texts)}
 
 
 def is_conversation(prompt: object) -> TypeGuard[Sequence[Message]]:

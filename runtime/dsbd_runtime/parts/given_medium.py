@@ -69,6 +69,7 @@ class ChunkedSound(MediumEntry):
     | kept_rows | [N] int64 | the rows without padding, of the T chunks one after the other |
 
     Attributes:
+        recipe: the name of the prompts that transcribe it.
         n_fft: samples of a frame.
         hop_length: samples from one frame to the next.
         chunk_frames: frames of a chunk, F. 100 frames become 50, 25, 13 rows.
@@ -77,6 +78,7 @@ class ChunkedSound(MediumEntry):
     """
 
     kind: str = "chunked-sound"
+    recipe: str = "qwen3_asr"
     sampling_rate: int
     num_mels: int
     n_fft: int
