@@ -18,7 +18,7 @@ from dsbd_ort.medium_front_end import OWN_LIMITS, MediaLimits, ReadMedium
 from dsbd_ort.speech.sound_front_end import SOUND_FRONT_ENDS, SoundFrontEnd
 from dsbd_runtime.bundle_files.bundle import Bundle
 from dsbd_runtime.errors import CapacityError, InputError
-from dsbd_runtime.parts.given_picture import mrope_positions
+from dsbd_runtime.parts.given_grid import mrope_positions
 from dsbd_runtime.parts.given_prompt import GivenPrompt
 from dsbd_runtime.text.chat_messages import MediaPart, Message, Render
 from dsbd_runtime.text.chat_template import ChatTemplate

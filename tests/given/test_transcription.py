@@ -204,7 +204,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"return_timestamps": True}, "return_timestamps is True, but this model writes no times"),
     ({"return_timestamps": "word"}, "this model writes no times"),
     ({"condition_on_previous_text": True}, "reads each part of an audio alone"),
-    ({"no_speech_threshold": 0.6}, "no_speech_threshold is 0.6, but this model gives no probability"),
+    ({"no_speech_threshold": 0.6}, "0.6, but this model gives no probability"),
     ({"language": "tlh"}, "one of the 30 languages of this model"),
     ({"language": 7}, "language is a int"),
     ({"initial_prompt": 7}, "initial_prompt is a int"),
