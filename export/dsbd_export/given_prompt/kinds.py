@@ -87,7 +87,7 @@ GIVEN_KINDS = {
         own_rows=own_rows,
     ),
     "qwen2_audio": GivenKind(
-        entry=whisper_windows.entry_of(lambda _: 2, hides_padding=True, most_seconds=30),
+        entry=whisper_windows.entry_of(lambda _: 2, hides_padding=True),
         examples=whisper_windows.examples,
         encoder=whisper_windows.MaskedWindowEncoder,
         media=whisper_windows.media_of("feature_attention_mask"),

@@ -33,12 +33,12 @@ _CHUNK_SECONDS = 30
 
 
 def entry_of(
-    merged: Callable[[Any], int], *, hides_padding: bool, most_seconds: int
+    merged: Callable[[Any], int], *, hides_padding: bool, most_seconds: int | None = None
 ) -> Callable[[CheckpointFiles], GivenEntry]:
     """Return the function that reads the entry of a kind.
 
     merged: returns the encoder's positions of a row, of a config.
-    most_seconds: of a sound, of which transformers reads no more.
+    most_seconds: of a sound, of which transformers reads no more; None: one window.
     """
 
     def given_entry(files: CheckpointFiles) -> GivenEntry:
@@ -53,7 +53,7 @@ def entry_of(
             num_frames=seconds * sizes["sampling_rate"] // sizes["hop_length"],
             merged=merged(config),
             hides_padding=hides_padding,
-            most_windows=max(most_seconds // seconds, 1),
+            most_windows=1 if most_seconds is None else max(most_seconds // seconds, 1),
             **sizes,
         )
         return GivenEntry(
