@@ -171,14 +171,14 @@ class PromptedTranscription(Transcription):
 def quiet_parts(samples: Samples, rate: int, most: int) -> Iterator[tuple[int, int]]:
     """Yield first and last sample of the parts of an audio, of ``most`` samples or fewer.
 
-    A part ends at the beginning of the quietest tenth of a second in its last five seconds, as in
-    transformers' extractor of Cohere Transcribe; the last part at the end of the audio.
+    A part ends at the beginning of the quietest tenth of a second in its last five seconds, or in
+    its second half, as in transformers' extractor of Cohere Transcribe; the last part at the end of
+    the audio.
     """
     begin, size = 0, round(_QUIET_SECONDS * rate)
     while len(samples) - begin > most:
-        searched = samples[
-            max(begin, begin + most - round(_SEARCHED_SECONDS * rate)) : begin + most
-        ]
+        size_searched = min(round(_SEARCHED_SECONDS * rate), most // 2)
+        searched = samples[begin + most - size_searched : begin + most]
         start = begin + most - len(searched)
         if len(searched) <= size:
             end = start + len(searched) // 2

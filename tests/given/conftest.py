@@ -75,3 +75,17 @@ def picture_pipe(picture_model: Callable[[str], Path]) -> Iterator[Callable[[str
             return opened.enter_context(Pipeline.from_bundle(bundle, num_threads=1))
 
         yield open_pipe
+
+
+@pytest.fixture(scope="session")
+def speech_model(
+    tmp_path_factory: pytest.TempPathFactory, captures: SharedCaptures
+) -> Callable[[str], Path]:
+    """Return a function that returns the folder of a speech model by its ``model_type``."""
+    from tests.given.speech_kinds import export_speech_model
+
+    def folder_of(name: str) -> Path:
+        make = partial(export_speech_model, captures, name)
+        return made_once(tmp_path_factory, f"speech-{name}", make)
+
+    return folder_of

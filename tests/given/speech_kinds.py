@@ -34,10 +34,11 @@ from scripts.speech_checkpoints import (
     NUM_MELS,
     WINDOW_FRAMES,
     WINDOW_PAIRS,
+    spell,
     write_speech_model,
 )
 from tests.exports import export_quietly
-from tests.speech.sounds import Samples
+from tests.speech.sounds import Samples, noise
 
 CLASSES: dict[str, Any] = {
     "glmasr": GlmAsrForConditionalGeneration,
@@ -47,11 +48,20 @@ CLASSES: dict[str, Any] = {
 }
 ENDS = (42, 77, 120)
 QUESTION = "the fox"
+HEARD, SPELLED = noise(1.2, 7), "the quick brown fox says that he"
 
 
 def export_speech_model(captures: SharedCaptures, name: str, folder: Path) -> Path:
-    """Fill a folder with the checkpoint of a kind, and its bundle."""
-    export_quietly(captures, folder / "bundle", write_speech_model(name, folder / "target"))
+    """Fill a folder with the checkpoint of a kind, and its bundle.
+
+    That of Granite Speech spells ``SPELLED`` of the sound ``HEARD``.
+    """
+    target = write_speech_model(name, folder / "target")
+    if name == "granite_speech":
+        model = CLASSES[name].from_pretrained(target, dtype=torch.float32)
+        spell(model, _GraniteFeatures()([HEARD])["input_features"], SPELLED)
+        model.save_pretrained(target)
+    export_quietly(captures, folder / "bundle", target)
     return folder
 
 

@@ -2,7 +2,6 @@
 
 import itertools
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 import pytest
@@ -17,12 +16,11 @@ from tests.given.forests import LOGIT_LIMIT, check_forest, forwarded
 from tests.given.speech_kinds import (
     SpeechReference,
     asked,
-    export_speech_model,
     inputs_of,
     options_of,
 )
 from tests.given.test_sharing import STRATEGIES, check_equal
-from tests.made_once import made_once
+from tests.ort_sessions import cpu_session
 from tests.robustness.preempting import TALLY, ForcedPreemptions
 from tests.speech.sounds import RATE, noise, speech_like
 
@@ -41,12 +39,10 @@ def longest(name):
         name if name in IN_CI else pytest.param(name, marks=pytest.mark.long) for name in MODELS
     ],
 )
-def kind(request, tmp_path_factory, captures):
+def kind(request, speech_model):
     """The name of a kind, its pipeline, and transformers' model and processor."""
     name = request.param
-    folder = made_once(
-        tmp_path_factory, f"speech-{name}", partial(export_speech_model, captures, name)
-    )
+    folder = speech_model(name)
     with Pipeline.from_bundle(folder / "bundle", num_threads=1) as pipe:
         yield name, pipe, SpeechReference.of(name, folder / "target")
 
@@ -63,6 +59,24 @@ def test_encoders_give_transformers_rows(kind):
             found = np.concatenate([encoder.rows(piece) for piece in source.pieces])
             assert found.shape == wanted.shape, seconds
             assert np.abs(found - wanted).max() <= ENCODER_LIMIT * np.abs(wanted).max(), seconds
+
+
+def test_ctc_logits_are_transformers(kind):
+    name, pipe, reference = kind
+    if not name.startswith("granite"):
+        assert not pipe.bundle.manifest.target.given.medium.encoder_outputs
+        return
+    session, encoder = cpu_session(pipe.bundle.path / "target/encoder.onnx"), reference.model.model
+    for seconds in SECONDS:
+        samples = noise(seconds, 3)
+        [piece] = inputs_of(pipe, samples).source.pieces
+        features = reference.inputs(samples, "the fox")["input_features"]
+        with torch.no_grad():
+            states = encoder.encoder(features).last_hidden_state
+            wanted = encoder.encoder.out(states[..., -64:])[0].numpy()
+        [found] = session.run(["ctc_logits"], dict(piece.inputs))
+        # the head that spells a text has large weights
+        assert np.abs(found[: len(wanted)] - wanted).max() <= 5e-4 * np.abs(wanted).max(), seconds
 
 
 def test_prompts_are_the_processors(kind):

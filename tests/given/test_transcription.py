@@ -69,9 +69,9 @@ def test_tokens_are_those_of_transformers(
     )
 
 
-def saying(pipe: Pipeline, text: str) -> dict[str, Any]:
+def saying(pipe: Pipeline, text: str, end: int = END) -> dict[str, Any]:
     """Options with which the model says a text, and ends."""
-    ids = [*pipe.tokenizer.encode(text, add_special_tokens=False), END]
+    ids = [*pipe.tokenizer.encode(text, add_special_tokens=False), end]
     lengths: list[int] = []
 
     def forced(path: NDArray[np.int64], scores: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -10,14 +10,15 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from peft.tuners.tuners_utils import BaseTunerLayer
+from peft.utils.save_and_load import load_peft_weights
 from torch import Tensor, nn
 
 from dsbd_export.capture.forest_graph import Axis, Example
 from dsbd_export.capture.replacements import attention_node
 from dsbd_export.checkpoints.adapter import read_adapter
-from dsbd_export.checkpoints.adapter_files import CONFIG_FILE
-from dsbd_export.checkpoints.checkpoint import Checkpoint, quiet_libraries
+from dsbd_export.checkpoints.adapter_files import BY_HAND, CONFIG_FILE
+from dsbd_export.checkpoints.checkpoint import Checkpoint
+from dsbd_export.checkpoints.checkpoint_files import json_object_or_none
 from dsbd_export.checkpoints.model_config import CheckpointFiles
 from dsbd_export.errors import ExportError
 from dsbd_export.given_prompt.media import Medium
@@ -36,6 +37,8 @@ _SOUND = {  # by names of this package: transformers' names and defaults
     "window_length": ("win_length", 400),
     "hop_length": ("hop_length", 160),
 }
+# settings of an adapter that is more than products of two matrices, of one rank
+_NOT_PLAIN = ("use_dora", "bias", "rank_pattern", "alpha_pattern", "modules_to_save")
 _LEAST_CHARACTERS = 256  # of a head that spells Latin-1; what smaller ones spell is not published
 _HIDDEN = -3e4  # added to the attention to padding
 
@@ -70,17 +73,37 @@ def given_entry(files: CheckpointFiles) -> GivenEntry:
 
 
 def merge_own_adapter(model: Any, checkpoint: Checkpoint) -> None:
-    """Merge the adapter next to a checkpoint's weights, as transformers loads it, if any."""
-    if not (checkpoint.folder / CONFIG_FILE).is_file():
+    """Merge the adapter (LoRA) next to a checkpoint's weights into its language model, if any."""
+    folder = checkpoint.folder
+    if not (folder / CONFIG_FILE).is_file():
         return
-    read_adapter(str(checkpoint.folder), checkpoint.folder)  # checks it
-    with quiet_libraries():
-        model.load_adapter(str(checkpoint.folder))
-    for name, module in [*model.named_modules()]:
-        if isinstance(module, BaseTunerLayer):
-            module.merge()
-            parent, _, own = name.rpartition(".")
-            setattr(model.get_submodule(parent), own, module.get_base_layer())
+    kind = read_adapter(str(folder), folder).kind
+    settings = json_object_or_none(folder / CONFIG_FILE) or {}
+    refused = [f"peft_type {kind}"] if kind != "LORA" else []
+    refused += [name for name in _NOT_PLAIN if settings.get(name) not in (None, False, "none", {})]
+    if refused:
+        raise ExportError(
+            f"the adapter at {folder} has {refused[0]}, expected a plain LoRA; {BY_HAND}"
+        )
+    rank = settings["r"]
+    scale = settings["lora_alpha"] / (rank**0.5 if settings.get("use_rslora") else rank)
+    weights = load_peft_weights(str(folder), device="cpu")
+    layers = model.get_decoder().layers
+    while weights:
+        name = next(iter(weights))
+        # Before the path in a layer are names of modules, which changed with transformers.
+        path = name.partition("language_model.")[2].partition("layers.")[2]
+        path = path.removesuffix(".lora_A.weight").removesuffix(".lora_B.weight")
+        pair = [name.rpartition(".lora_")[0] + f".lora_{letter}.weight" for letter in "AB"]
+        try:
+            first, second = (weights.pop(each).float() for each in pair)
+            weight = layers.get_submodule(path).weight
+            weight.data.add_((scale * (second @ first)).to(weight.dtype))
+        except (AttributeError, KeyError, RuntimeError) as error:
+            raise ExportError(
+                f"the adapter at {folder} has the weight {name}, which does not fit the language "
+                f"model of the checkpoint ({error}); copy it again"
+            ) from error
 
 
 def examples(given: GivenEntry) -> dict[str, Example]:

@@ -66,6 +66,11 @@ class GivenEncoder:
         piece.labels = found.labels
         return found.rows
 
+    def recall(self, piece: GivenPiece) -> None:
+        """Set ``piece.labels`` if its outputs are kept; rows of its prompt may be in a cache."""
+        if piece.labels is None and (kept := self._kept.get(piece.digest)) is not None:
+            piece.labels = kept.labels
+
     def check(self, piece: GivenPiece) -> None:
         """Raise InputError for a piece that is not of this encoder."""
         expected = self._contract.inputs

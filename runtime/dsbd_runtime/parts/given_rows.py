@@ -136,12 +136,15 @@ class GivenRows(Part):
 
     def read(self, source: Source) -> None:
         """See SourceReader: check a source. Its rows are computed by the calls that have them."""
-        if source is None or source in self._fitting:
+        if source is None:
             return
         prompt = self._checked(source)
+        if source not in self._fitting:
+            for piece in prompt.pieces:
+                self.encoder.check(piece)
+            self._fitting.add(prompt)
         for piece in prompt.pieces:
-            self.encoder.check(piece)
-        self._fitting.add(prompt)
+            self.encoder.recall(piece)
 
     def release(self, source: Source) -> None:
         """See SourceReader: rows are kept by their last use alone."""
