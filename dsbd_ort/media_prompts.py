@@ -1,11 +1,12 @@
-"""Conversations with sounds as prompts, by the checkpoint's chat template.
+"""Conversations with sounds or pictures as prompts, by the checkpoint's chat template.
 
-The template shows each sound as one placeholder, which becomes the text of its rows: a placeholder
+The template shows each as one placeholder, which becomes the text of its rows: a placeholder
 for each. A placeholder that somebody types is text.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import secrets
 from collections.abc import Callable, Mapping, Sequence
@@ -13,24 +14,24 @@ from typing import Any, TypeGuard
 
 from dsbd_forward.forward import Source
 from dsbd_ort.media_parts import content_of
-from dsbd_ort.medium_front_end import MediaLimits, ReadMedium
+from dsbd_ort.medium_front_end import OWN_LIMITS, MediaLimits, ReadMedium
 from dsbd_ort.speech.sound_front_end import SOUND_FRONT_ENDS, SoundFrontEnd
 from dsbd_runtime.bundle_files.bundle import Bundle
 from dsbd_runtime.errors import CapacityError, InputError
+from dsbd_runtime.parts.given_picture import mrope_positions
 from dsbd_runtime.parts.given_prompt import GivenPrompt
-from dsbd_runtime.text.chat_messages import MediaPart, Message
+from dsbd_runtime.text.chat_messages import MediaPart, Message, Render
 from dsbd_runtime.text.chat_template import ChatTemplate
 from dsbd_runtime.text.tokenizer import Tokenizer
 
 _FRONT_ENDS = SOUND_FRONT_ENDS
 _MOST_CONTEXTS = 2  # a sound that fills the context so often is refused before it is read whole
-_NO_LIMITS = MediaLimits()
 
 
 class MediaPrompt(list[int]):
-    """Token ids of a conversation and its source, the sounds at its placeholders.
+    """Token ids of a conversation and its source, the sounds or pictures at its placeholders.
 
-    It is a prompt like any list of token ids. A copy as a plain list has lost its sounds.
+    It is a prompt like any list of token ids. A copy as a plain list has lost its media.
     """
 
     def __init__(self, token_ids: Sequence[int], source: Source) -> None:
@@ -39,7 +40,7 @@ class MediaPrompt(list[int]):
 
 
 class MediaReader:
-    """Reads conversations with sounds for a model whose prompts may have given rows."""
+    """Reads conversations with media for a model whose prompts may have given rows."""
 
     def __init__(
         self, bundle: Bundle, tokenizer: Tokenizer, chat_template: Callable[[], ChatTemplate]
@@ -64,20 +65,23 @@ class MediaReader:
         answer: str = "",
         add_generation_prompt: bool = True,
         variables: Mapping[str, Any] | None = None,
-        limits: MediaLimits = _NO_LIMITS,
+        limits: MediaLimits = OWN_LIMITS,
     ) -> MediaPrompt:
         """Return the prompt of a conversation; see ChatTemplate.render.
 
         answer: how the model's answer begins.
-        InputError: a message or a sound is invalid, or the template refuses or drops it.
+        InputError: a message or a medium is invalid, or the template refuses or drops it.
         CapacityError: the prompt is longer than the context.
         """
         media: list[ReadMedium] = []
         if is_conversation(messages):
             messages = [self._ready(*each, media, limits) for each in enumerate(messages)]
-        text = self._chat_template().render(
-            messages, add_generation_prompt=add_generation_prompt, variables=variables
+        render = functools.partial(
+            self._chat_template().render,
+            add_generation_prompt=add_generation_prompt,
+            variables=variables,
         )
+        text = _rendered(messages, render)
         first, *others = (text + answer).split(self._placeholder)
         if len(others) != len(media):
             noun = self.front_end.noun
@@ -91,13 +95,15 @@ class MediaReader:
         if not media:
             return MediaPrompt(token_ids, None)
         pieces = [piece for each in media for piece in each.pieces()]
-        source = GivenPrompt.at_placeholders(token_ids, self._token_id, pieces)
+        grids = [each.grid for each in media if each.grid is not None]
+        positions = mrope_positions(token_ids, self._token_id, grids) if grids else None
+        source = GivenPrompt.at_placeholders(token_ids, self._token_id, pieces, positions)
         return MediaPrompt(token_ids, source)
 
     def _ready(
         self, index: int, message: Message, media: list[ReadMedium], limits: MediaLimits
     ) -> dict[str, Any]:
-        """Return a message for the template; read its sounds into ``media``."""
+        """Return a message for the template; read its media into ``media``."""
         content = message.get("content")
         if isinstance(content, str):
             return {**message, "content": self._without_placeholders(content)}
@@ -121,7 +127,7 @@ class MediaReader:
     def _medium(
         self, part: Message, place: str, before: Sequence[ReadMedium], limits: MediaLimits
     ) -> ReadMedium:
-        content = content_of(part, place, self.front_end.part_type)
+        content = content_of(part, place, self.front_end.part_type, limits)
         most_rows = _MOST_CONTEXTS * self.context_length - sum(each.num_rows for each in before)
         try:
             return self.front_end.read(content, most_rows, limits)
@@ -153,6 +159,27 @@ class MediaReader:
                 f"rows of {len(media)} {front_end.noun}s; the context of this bundle holds "
                 f"{self.context_length}; {front_end.shorten}"
             )
+
+
+def _rendered(messages: Sequence[Message], render: Render) -> str:
+    """Return the text of messages; contents that are texts may become parts.
+
+    Templates of models with media often read parts alone, or texts alone.
+    """
+    try:
+        return render(messages)
+    except InputError:
+        if not is_conversation(messages):
+            raise
+        as_parts = [
+            {**each, "content": [{"type": "text", "text": each["content"]}]}
+            if isinstance(each.get("content"), str)
+            else each
+            for each in messages
+        ]
+        with contextlib.suppress(InputError):
+            return render(as_parts)
+        raise
 
 
 def is_conversation(prompt: object) -> TypeGuard[Sequence[Message]]:

@@ -11,9 +11,18 @@ from dsbd_runtime.parts.given_prompt import GivenPiece
 
 @dataclass(frozen=True, kw_only=True)
 class MediaLimits:
-    """Limits of the media of one conversation; ``max_seconds``: of a sound."""
+    """What the media of a conversation may be.
+
+    Attributes:
+        max_seconds: of a sound.
+        read_url: returns the file at an http or https URL; None: such URLs are refused.
+    """
 
     max_seconds: float = 3600.0
+    read_url: Callable[[str], bytes] | None = None
+
+
+OWN_LIMITS = MediaLimits()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -331,9 +331,9 @@ class Pipeline:
     ) -> list[int]:
         """Return the token ids of a conversation, rendered with the checkpoint's chat template.
 
-        They are a prompt for ``generate`` and ``stream``, with the sounds of the messages if the
-        model reads sound. ``chat_template_kwargs`` are more variables of the template, such as
-        ``enable_thinking``. See ChatTemplate.render.
+        They are a prompt for ``generate`` and ``stream``, with the sounds or pictures of the
+        messages if the model reads them. ``chat_template_kwargs`` are more variables of the
+        template, such as ``enable_thinking``. See ChatTemplate.render.
 
         Raises:
             BundleError: the bundle has no chat template.

@@ -1,7 +1,7 @@
-"""Picture files to pixels by Pillow, with limits that are checked before anything is decoded.
+"""Picture files to pixels by Pillow; limits are checked before anything is decoded.
 
-Orientation and colors are those of transformers, for pictures that it opens itself and for images
-of Pillow.
+Orientation and colors are those of transformers: of pictures that it opens, and of images of Pillow
+that it is given.
 """
 
 from __future__ import annotations
@@ -16,37 +16,47 @@ import numpy as np
 
 from dsbd_errors import install_hint
 from dsbd_runtime.errors import InputError
-from dsbd_runtime.parts.pixel_values import NUM_CHANNELS, Pixels, Size
+from dsbd_runtime.parts.pixel_values import Pixels, Size
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 MOST_BYTES = 2**26  # of a file
-MOST_PIXELS = 2**28 // 3  # from which Pillow warns of bombs; 600 dpi of A3 are 70 million
+MOST_PIXELS = 2**28 // 3  # as RGB 256 MiB; from here on Pillow warns. A3 at 600 dpi: 70 million
 MOST_ASPECT = 200
-_FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")  # EPS would run programs
-_EXPECTED = "expected a file of one of BMP, GIF, JPEG, PNG, PPM, TIFF or WebP"
+_FORMATS = "BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP"  # others might run programs
+_EXPECTED = f"expected a file of one of the formats {', '.join(_FORMATS)}"
 
 
 def read_picture(source: Any) -> Pixels:
-    """Return the pixels of a picture, which nobody may change.
+    """Return the pixels of a picture, read-only.
 
-    source: a path, the bytes of a file, a file opened for bytes, an image of Pillow, or pixels.
+    source: a path, the bytes of a file, a file opened for bytes, or an image of Pillow.
 
-    InputError: it cannot be read, is no picture, is cut, has several frames, no pixels, too many,
-    or a side more than 200 times as long as the other; or Pillow is not installed.
+    InputError: it cannot be read, is no picture, is cut, has several frames, no pixels or too many,
+    or one side more than 200 times as long as the other; or Pillow is not installed.
     """
-    if isinstance(source, np.ndarray):
-        if source.dtype != np.uint8 or source.ndim != 3 or source.shape[2] != NUM_CHANNELS:
-            raise InputError(
-                f"the pixels of a picture are {source.dtype} of shape {source.shape}; expected "
-                "uint8 of (height, width, 3)"
-            )
-        _check_size(source.shape[:2], "the picture")
-        return source
-    with warnings.catch_warnings():  # of what transformers reads without a word
-        warnings.simplefilter("ignore")
-        return _read_by_pillow(source)
+    try:
+        from PIL import Image, ImageOps, UnidentifiedImageError
+    except ImportError as error:
+        needed = install_hint("vision")
+        raise InputError(f"pictures need the package pillow; {needed}") from error
+    name = f"the picture {Path(source)}" if isinstance(source, str | os.PathLike) else "the picture"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # odd tags, and sizes that are checked here
+        try:
+            if isinstance(source, Image.Image):
+                _check(source, name)
+                return np.asarray(_on_white(source))
+            image = Image.open(io.BytesIO(_bytes_of(source, name)), formats=_FORMATS)
+            _check(image, name)
+            return np.asarray(ImageOps.exif_transpose(image).convert("RGB"))
+        except InputError:
+            raise
+        except UnidentifiedImageError as error:  # whose text is an address
+            raise InputError(f"{name} is not readable as a picture; {_EXPECTED}") from error
+        except Exception as error:  # Pillow's formats share no base but this one
+            raise InputError(f"{name} is damaged, cut or too large: {error}") from error
 
 
 def resized(pixels: Pixels, size: Size, resample: int) -> Pixels:
@@ -55,23 +65,6 @@ def resized(pixels: Pixels, size: Size, resample: int) -> Pixels:
 
     height, width = size
     return np.asarray(Image.fromarray(pixels).resize((width, height), Image.Resampling(resample)))
-
-
-def _read_by_pillow(source: Any) -> Pixels:
-    try:
-        from PIL import Image, ImageOps
-    except ImportError as error:
-        needed = install_hint("vision")
-        raise InputError(f"reading pictures needs the package pillow; {needed}") from error
-    name = f"the picture {Path(source)}" if isinstance(source, str | os.PathLike) else "the picture"
-    is_image = isinstance(source, Image.Image)
-    image = source if is_image else _opened(_bytes_of(source, name), name)
-    _check(image, name)
-    try:
-        rgb = _on_white(image) if is_image else ImageOps.exif_transpose(image).convert("RGB")
-        return np.asarray(rgb)
-    except Exception as error:  # Pillow's formats share no base but this one
-        raise InputError(f"{name} is damaged or cut ({error}); copy it again") from error
 
 
 def _bytes_of(source: Any, name: str) -> bytes:
@@ -87,7 +80,7 @@ def _bytes_of(source: Any, name: str) -> bytes:
     if not isinstance(data, bytes | bytearray | memoryview):
         raise InputError(
             f"{name} is a {type(data).__name__}; expected a path, bytes, a file opened for bytes, "
-            "an image of Pillow, or pixels"
+            "or an image of Pillow"
         )
     if not 0 < len(data) <= MOST_BYTES:
         size = f"more than {MOST_BYTES} bytes" if len(data) else "no bytes"
@@ -95,44 +88,23 @@ def _bytes_of(source: Any, name: str) -> bytes:
     return bytes(data)
 
 
-def _opened(data: bytes, name: str) -> Image:
-    """Return an image whose header was read."""
-    from PIL import Image, UnidentifiedImageError
-
-    try:
-        return Image.open(io.BytesIO(data), formats=_FORMATS)
-    except UnidentifiedImageError as error:
-        raise InputError(
-            f"{name} is no picture that can be read, or is cut; {_EXPECTED}"
-        ) from error
-    except (
-        Exception
-    ) as error:  # Pillow's formats share no base but this one; bombs are of their own
-        raise InputError(f"{name} cannot be read: {error}") from error
-
-
 def _check(image: Image, name: str) -> None:
-    _check_size(image.size[::-1], name)
-    if getattr(image, "is_animated", False) and image.format != "MPO":  # whose others are previews
-        raise InputError(
-            f"{name} has several frames or pages; give each as a picture of its own, such as PNG"
-        )
-
-
-def _check_size(size: Size, name: str) -> None:
-    height, width = size
-    if not 0 < height * width <= MOST_PIXELS:
-        limit = f"1 to {MOST_PIXELS}; make it smaller" if height * width else "at least 1"
+    """Raise InputError for an image whose header promises what is not read."""
+    width, height = image.size
+    if not 0 < width * height <= MOST_PIXELS:
+        limit = f"1 to {MOST_PIXELS} pixels; make it smaller"
         raise InputError(f"{name} has {width} x {height} pixels, expected {limit}")
-    if max(size) > MOST_ASPECT * min(size):
+    if max(image.size) > MOST_ASPECT * min(image.size):
         raise InputError(
-            f"{name} has {width} x {height} pixels, expected sides of which one is at most "
-            f"{MOST_ASPECT} times the other; cut it into several"
+            f"{name} has {width} x {height} pixels, expected one side to be at most {MOST_ASPECT} "
+            "times as long as the other; cut it into several"
         )
+    if getattr(image, "is_animated", False) and image.format != "MPO":  # JPEG with previews
+        raise InputError(f"{name} has several frames or pages; give each as a picture of its own")
 
 
 def _on_white(image: Image) -> Image:
-    """Return an image of Pillow in RGB; its caller has seen to its orientation."""
+    """Return an image of Pillow in RGB; its orientation is the caller's."""
     from PIL import Image as images
 
     if "A" in image.getbands() or image.info.get("transparency") is not None:

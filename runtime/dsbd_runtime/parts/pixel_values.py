@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -43,12 +42,10 @@ class PixelValues:
         """Raise BundleError unless the values of pixels are finite numbers."""
         if not 0 <= self.resample <= _LAST_FILTER:
             raise mismatch(f"0 to {_LAST_FILTER}", self.resample, f"{where}: resample")
-        for name, numbers in {"mean": self.mean, "std": self.std}.items():
-            if len(numbers) != NUM_CHANNELS or not all(map(math.isfinite, numbers)):
-                raise mismatch("three finite numbers", numbers, f"{where}: {name}")
-        if not np.isfinite(self._by_level()).all():
-            expected = "numbers that make finite values of pixels"
-            raise mismatch(expected, [self.rescale_factor, *self.std], f"{where}: rescale and std")
+        is_of_channels = len(self.mean) == len(self.std) == NUM_CHANNELS
+        if not is_of_channels or not np.isfinite(self._by_level()).all():
+            expected = "three numbers each that make finite values"
+            raise mismatch(expected, [self.mean, self.std], f"{where}: mean and std")
 
     def normalized(self, pixels: Pixels) -> NDArray[np.float32]:
         """Return the values of pixels, (..., height, width, 3), as (..., 3, height, width)."""
@@ -60,6 +57,6 @@ class PixelValues:
         """Return the values of the 256 levels of each channel, (3, 256), as transformers rounds."""
         levels = (np.arange(256) * self.rescale_factor).astype(np.float32)
         mean, std = np.array([self.mean, self.std], np.float32)[:, :, None]
-        with np.errstate(all="ignore"):  # check_values finds them
+        with np.errstate(all="ignore"):  # refused by check_values
             values: NDArray[np.float32] = (levels - mean) / std
         return values
