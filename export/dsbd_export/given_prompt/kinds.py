@@ -65,7 +65,7 @@ GIVEN_KINDS = {
             whisper_windows.merged_of_glmasr, hides_padding=False, most_seconds=655
         ),
         examples=whisper_windows.examples,
-        encoder=whisper_windows.WindowEncoder,
+        encoder=whisper_windows.WhisperWindowEncoder,
         media=whisper_windows.media_of("input_features_mask"),
         own_rows=whisper_windows.own_rows,
     ),

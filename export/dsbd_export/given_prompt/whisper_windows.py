@@ -84,7 +84,7 @@ def examples(given: GivenEntry) -> dict[str, Example]:
     return {name: found[name] for name in given.medium.encoder_inputs}
 
 
-class WindowEncoder(nn.Module):
+class WhisperWindowEncoder(nn.Module):
     """One window of sound to the embeddings of its rows without padding."""
 
     def __init__(self, model: Any) -> None:
@@ -98,17 +98,17 @@ class WindowEncoder(nn.Module):
         states = self.encoded(features[None], *masks)
         return [self.projector(states).index_select(0, kept_rows)]
 
-    def encoded(self, features: Tensor) -> Tensor:
+    def encoded(self, features: Tensor, *masks: Tensor) -> Tensor:
         """Return what the projector reads, (rows of the window, D): of GLM-ASR."""
-        states = self.tower(features, return_dict=True).last_hidden_state
+        states: Tensor = self.tower(features, return_dict=True).last_hidden_state
         return states.reshape(-1, self.projector.linear_1.in_features)
 
 
-class MaskedWindowEncoder(WindowEncoder):
+class MaskedWindowEncoder(WhisperWindowEncoder):
     """The same of Whisper's encoder with a mask, and a mean of two positions for each row."""
 
-    def encoded(self, features: Tensor, is_frame: Tensor) -> Tensor:
-        tower = self.tower
+    def encoded(self, features: Tensor, *masks: Tensor) -> Tensor:
+        tower, [is_frame] = self.tower, masks
         states = F.gelu(tower.conv2(F.gelu(tower.conv1(features)))).permute(0, 2, 1)
         states = states + tower.embed_positions.weight
         mask = is_frame[::2].reshape(1, 1, 1, -1).expand(1, 1, states.shape[1], -1)

@@ -126,7 +126,7 @@ class GivenEncoder:
 
 @dataclass(frozen=True)
 class _Outputs:
-    """What an encoder returned of a piece; ``labels``: see GivenPiece."""
+    """Outputs of an encoder for a piece; ``labels``: see GivenPiece."""
 
     rows: NDArray[np.float32]
     labels: NDArray[np.int64] | None
