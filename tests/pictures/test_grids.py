@@ -108,7 +108,7 @@ def test_grids_of_many_sizes(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["qwen3_vl", "paddleocr_vl"])
 @pytest.mark.parametrize("grid", [(2, 2), (4, 6), (54, 8), (96, 100), (400, 2)])
 def test_taps_into_learned_positions(kind: str, grid: tuple[int, int]) -> None:
-    """Equal to the bit, but for the order of PaddleOCR-VL's own encoder."""
+    """Equal to the bit, in the order of squares for both kinds."""
     _, entry = processor_and_entry(kind)
     piece = entry.piece(np.zeros((grid[0] * grid[1], 1), np.float32), *grid)
     taps, weights = get_vision_interpolation_indices_and_weights(
