@@ -18,13 +18,17 @@ from dsbd_runtime.parts.given_medium import MediumEntry
 from dsbd_runtime.parts.given_rows import GivenEntry
 
 _PICTURES, _PROCESSOR = "preprocessor_config.json", "processor_config.json"
-_STEPS = ("do_resize", "do_rescale", "do_normalize", "do_image_splitting", "crop_to_patches")
+_STEPS = {
+    **dict.fromkeys(("do_resize", "do_rescale", "do_normalize"), True),
+    **dict.fromkeys(("do_image_splitting", "crop_to_patches"), True),
+    "fine_route": False,  # of its encoder the graph has the other one
+}
 
 
 def picture_settings(files: CheckpointFiles) -> dict[str, Any]:
     """Return the settings of the checkpoint's pictures.
 
-    Raises ExportError without a file of them, or for a step that is left out.
+    Raises ExportError without a file of them, or for steps that a front end has not.
     """
     found: dict[str, Any] | None
     found = (json_object_or_none(files.folder / _PROCESSOR) or {}).get("image_processor")
@@ -35,9 +39,9 @@ def picture_settings(files: CheckpointFiles) -> dict[str, Any]:
             f"its pictures have no settings: {_PICTURES} is missing, and {_PROCESSOR} has no "
             f"image_processor; copy {_PICTURES} of its base model",
         )
-    for step in _STEPS:
-        if not found.get(step, True):
-            raise refused(files, f"its pictures are read with {step} false, expected true")
+    for step, expected in _STEPS.items():
+        if found.get(step, expected) != expected:
+            raise refused(files, f"its pictures have {step} {not expected}, expected {expected}")
     return found
 
 
