@@ -128,6 +128,8 @@ def test_taps_of_the_docstring() -> None:
     _, entry = processor_and_entry("qwen3_vl")
     taps, weights = entry._taps(np.arange(2), 2, 4)
     assert taps.tolist() == [[0, 1], [3, 3]] and weights.tolist() == [[1, 0], [1, 0]]
+    taps, weights = entry._taps(np.arange(1), 1, 4)  # of squares of one patch
+    assert taps.tolist() == [[0, 1]] and weights.tolist() == [[1, 0]]
 
 
 def test_positions_that_are_not_learned_have_no_taps() -> None:
