@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from numpy.typing import NDArray
 from PIL import Image
@@ -25,6 +27,7 @@ from scripts.picture_checkpoints import PICTURE_MODELS, token_ids_of, write_pict
 from scripts.shared_captures import SharedCaptures
 from tests.exports import export_quietly
 from tests.given.sounds import ENDS
+from tests.made_once import made_once
 
 Pixels = NDArray[np.uint8]
 QUESTIONS = ("User: what does ", " show?", " or this one?", " Assistant:")
@@ -37,10 +40,18 @@ def picture(height: int, width: int, seed: int = 0) -> Pixels:
     return pixels
 
 
-def export_drafted(captures: SharedCaptures, name: str, folder: Path) -> Path:
-    """Fill a folder with "target", a draft of one layer that reads the same, and their "bundle"."""
-    target = write_picture_model(name, folder / "target")
-    draft = write_picture_model(name, folder / "draft", num_hidden_layers=1)
+def picture_bundle(captures: SharedCaptures, factory: pytest.TempPathFactory, name: str) -> Path:
+    """Return the folder of a kind, with "target" and "bundle", made once for a run."""
+    return made_once(factory, f"pictures-{name}", partial(export_kind, captures, name))
+
+
+def export_kind(
+    captures: SharedCaptures, name: str, folder: Path, *, has_draft: bool = False
+) -> Path:
+    """Fill a folder with "target", a "draft" of one layer that reads the same, and "bundle"."""
+    target, draft = write_picture_model(name, folder / "target"), None
+    if has_draft:
+        draft = write_picture_model(name, folder / "draft", num_hidden_layers=1)
     export_quietly(captures, folder / "bundle", target, draft)
     return folder
 

@@ -14,7 +14,7 @@ from tests.exports import export_quietly
 from tests.given.shown_pictures import (
     PictureModel,
     entry_of,
-    export_drafted,
+    export_kind,
     picture,
     pieces_of,
     request_of,
@@ -172,7 +172,7 @@ def test_tiles_whose_sides_are_no_power_of_two(captures, tmp_path):
 @pytest.mark.long
 @pytest.mark.parametrize("of_kind", ["idefics3", "paddleocr_vl"])
 def test_searches_with_a_draft_that_reads_the_picture(of_kind, captures, tmp_path):
-    folder = export_drafted(captures, of_kind, tmp_path / "pair")
+    folder = export_kind(captures, of_kind, tmp_path / "pair", has_draft=True)
     reference = PictureModel(of_kind, folder / "target")
     searches = [(1, DRAFTED), (4, {**DRAFTED, "draft_beams": 6})]
     with Pipeline.from_bundle(folder / "bundle", num_threads=1) as pipe:
