@@ -31,7 +31,8 @@ _EXPECTED = f"expected a file of one of the formats {', '.join(_FORMATS)}"
 def read_picture(source: Any) -> Pixels:
     """Return the pixels of a picture, read-only.
 
-    source: a path, the bytes of a file, a file opened for bytes, or an image of Pillow.
+    source: a path, the bytes of a file, a file opened for bytes, an image of Pillow, or its pixels,
+        (height, width, 3) uint8.
 
     InputError: it cannot be read, is no picture, is cut, has several frames, no pixels or too many,
     or one side more than 200 times as long as the other; or Pillow is not installed.
@@ -45,6 +46,8 @@ def read_picture(source: Any) -> Pixels:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # odd tags, and sizes that are checked here
         try:
+            if isinstance(source, np.ndarray):
+                source = Image.fromarray(source)
             if isinstance(source, Image.Image):
                 _check(source, name)
                 return np.asarray(_on_white(source))
@@ -80,7 +83,7 @@ def _bytes_of(source: Any, name: str) -> bytes:
     if not isinstance(data, bytes | bytearray | memoryview):
         raise InputError(
             f"{name} is a {type(data).__name__}; expected a path, bytes, a file opened for bytes, "
-            "or an image of Pillow"
+            "an image of Pillow, or pixels"
         )
     if not 0 < len(data) <= MOST_BYTES:
         size = f"more than {MOST_BYTES} bytes" if len(data) else "no bytes"

@@ -45,13 +45,9 @@ def picture_model(
     tmp_path_factory: pytest.TempPathFactory, captures: SharedCaptures
 ) -> Callable[[str], Path]:
     """A function that returns the folder of a kind, with "target" and "bundle"."""
-    from tests.given.pictures import export_picture_model
+    from tests.given.shown_pictures import picture_bundle
 
-    def made(name: str) -> Path:
-        make = partial(export_picture_model, captures, name)
-        return made_once(tmp_path_factory, f"pictures-{name}", make)
-
-    return made
+    return partial(picture_bundle, captures, tmp_path_factory)
 
 
 @pytest.fixture(scope="session")

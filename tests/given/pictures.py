@@ -1,4 +1,4 @@
-"""Tiny models that read pictures: exports, pictures, and transformers' prompts and results."""
+"""Conversations with pictures, and transformers' prompts and results by its own processors."""
 
 from __future__ import annotations
 
@@ -22,18 +22,9 @@ from transformers import (
 from transformers.models.auto.video_processing_auto import AutoVideoProcessor
 from transformers.models.smolvlm import processing_smolvlm
 
-from scripts.picture_checkpoints import token_ids_of, write_picture_model
-from scripts.shared_captures import SharedCaptures
-from tests.exports import export_quietly
+from scripts.picture_checkpoints import token_ids_of
 
 QUESTION = "What does the picture show?"
-
-
-def export_picture_model(captures: SharedCaptures, name: str, folder: Path) -> Path:
-    """Fill a folder with the checkpoint of a kind, and its bundle."""
-    target = write_picture_model(name, folder / "target")
-    export_quietly(captures, folder / "bundle", target)
-    return folder
 
 
 def picture(width: int, height: int, seed: int = 0) -> Image.Image:
@@ -56,6 +47,11 @@ def asked(*pictures: object, text: str = QUESTION) -> list[dict[str, Any]]:
     """Return a conversation: a user's pictures, and a question."""
     parts: list[dict[str, Any]] = [{"type": "image", "image": each} for each in pictures]
     return [{"role": "user", "content": [*parts, {"type": "text", "text": text}]}]
+
+
+def asked_by_url(url: str) -> list[dict[str, Any]]:
+    part = {"type": "image_url", "image_url": {"url": url}}
+    return [{"role": "user", "content": [part, {"type": "text", "text": QUESTION}]}]
 
 
 @dataclass

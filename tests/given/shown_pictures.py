@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 from tokenizers import Tokenizer
-from transformers import AutoImageProcessor, AutoModelForImageTextToText, AutoProcessor
+from transformers import AutoImageProcessor, AutoModelForImageTextToText
 
 from dsbd_ort import Pipeline
 from dsbd_ort.decoding import DecodingRequest
@@ -30,7 +30,6 @@ from tests.given.sounds import ENDS
 from tests.made_once import made_once
 
 Pixels = NDArray[np.uint8]
-GIVES_PROCESSOR = ("granite_docling", "idefics3", "paddleocr_vl")  # others need torchvision
 QUESTIONS = ("User: what does ", " show?", " or this one?", " Assistant:")
 
 
@@ -41,23 +40,19 @@ def picture(height: int, width: int, seed: int = 0) -> Pixels:
     return pixels
 
 
-def picture_bundle(
-    captures: SharedCaptures, factory: pytest.TempPathFactory, name: str, draft: bool = False
+def picture_bundle(captures: SharedCaptures, factory: pytest.TempPathFactory, name: str) -> Path:
+    """Return the folder of a kind, with "target" and "bundle", made once for a run."""
+    return made_once(factory, f"pictures-{name}", partial(export_kind, captures, name))
+
+
+def export_kind(
+    captures: SharedCaptures, name: str, folder: Path, *, has_draft: bool = False
 ) -> Path:
-    """Return a folder with the tiny "target" of a kind and its "bundle", made once for a run.
-
-    draft: whether the bundle has a draft of one layer, which reads the same pictures.
-    """
-    kind = f"pictures-{name}-pair" if draft else f"pictures-{name}"
-    return made_once(factory, kind, partial(_exported, captures, name, draft))
-
-
-def _exported(captures: SharedCaptures, name: str, has_draft: bool, folder: Path) -> Path:
-    checkpoint = write_picture_model(name, folder / "target")
-    draft = None
+    """Fill a folder with "target", a "draft" of one layer that reads the same, and "bundle"."""
+    target, draft = write_picture_model(name, folder / "target"), None
     if has_draft:
         draft = write_picture_model(name, folder / "draft", num_hidden_layers=1)
-    export_quietly(captures, folder / "bundle", checkpoint, draft)
+    export_quietly(captures, folder / "bundle", target, draft)
     return folder
 
 
@@ -83,18 +78,14 @@ class PictureModel:
         self._processor = AutoImageProcessor.from_pretrained(folder)
         self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         self._spelled = PICTURE_MODELS[name].placeholder
-        self._whole = AutoProcessor.from_pretrained(folder) if name in GIVES_PROCESSOR else None
 
     def arguments(self, pictures: Sequence[Pixels]) -> dict[str, torch.Tensor]:
         """Return what transformers' processor makes of the pictures of one prompt."""
         images = [Image.fromarray(each) for each in pictures]
-        nested = images if "grid" in self._names else [images]
+        names = self._processor.model_input_names
+        nested = images if "image_grid_thw" in names else [images]
         found = self._processor(nested, return_tensors="pt")
-        return {name: found[name] for name in self._names}
-
-    @property
-    def _names(self) -> list[str]:
-        return [name for name in self._processor.model_input_names if name != "unused"]
+        return {name: found[name] for name in names}
 
     def shown(self, entry: GivenPicture, pictures: Sequence[Pixels], seed: int = 0) -> Shown:
         """Return a prompt with these pictures, by the bundle's front end."""
@@ -107,8 +98,6 @@ class PictureModel:
         ids = self._tokenizer.encode(text).ids
         if not pictures:
             return Shown(RequestInputs(ids), {})
-        if self._whole is not None:
-            self._check_expansion(text, texts, pictures, ids)
         grids = [entry.grid(size) for size in sizes]
         places = (np.array(ids) == self.placeholder).nonzero()[0]
         positions = None
@@ -117,17 +106,6 @@ class PictureModel:
         pieces = [piece for each in pictures for piece in pieces_of(entry, each)]
         source = GivenPrompt(places, pieces, positions)
         return Shown(RequestInputs(ids, source), self.arguments(pictures))
-
-    def _check_expansion(
-        self, text: str, texts: list[str], pictures: Sequence[Pixels], ids: list[int]
-    ) -> None:
-        """Compare tokens with those that transformers' processor makes of one mark a picture."""
-        for each in texts:
-            text = text.replace(each, "\0", 1)
-        text = text.replace("\0", self._spelled)
-        images = [Image.fromarray(each) for each in pictures]
-        found = self._whole(text=[text], images=[images], return_tensors="np")
-        assert found["input_ids"][0].tolist() == ids
 
     @torch.no_grad()
     def rows(self, pictures: Sequence[Pixels]) -> NDArray[np.float32]:

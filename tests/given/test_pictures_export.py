@@ -9,19 +9,20 @@ from dsbd_forward.forward import Forward
 from dsbd_ort import Pipeline
 from dsbd_ort.decoding.batched_decoder import BatchedDecoder, decoded_together
 from dsbd_runtime.parts.given_rows import GivenRows
-from scripts.picture_checkpoints import PICTURE_MODELS
+from scripts.picture_checkpoints import PICTURE_MODELS, write_picture_model
+from tests.exports import export_quietly
 from tests.given.shown_pictures import (
     PictureModel,
     entry_of,
+    export_kind,
     picture,
-    picture_bundle,
     pieces_of,
     request_of,
 )
 from tests.given.test_sharing import check_equal
 from tests.robustness.preempting import TALLY, ForcedPreemptions
 
-QUICK = ("granite_docling", "paddleocr_vl")
+QUICK = ("idefics3", "qwen3_vl")
 ENCODER_LIMIT, LOGIT_LIMIT, SCORE_LIMIT = 1e-5, 2e-5, 1e-5
 SIZES = [(8, 8), (40, 90), (150, 60), (200, 64), (33, 250), (31, 31)]
 SHOWN = [[(40, 90)], [(150, 60)], [(64, 64), (33, 120)]]  # the last: two pictures in a prompt
@@ -52,19 +53,13 @@ def name(request):
 
 
 @pytest.fixture(scope="module")
-def folder(name, captures, tmp_path_factory):
-    return picture_bundle(captures, tmp_path_factory, name)
+def pipe(name, picture_pipe):
+    return picture_pipe(name)
 
 
 @pytest.fixture(scope="module")
-def pipe(folder):
-    with Pipeline.from_bundle(folder / "bundle", num_threads=1) as opened:
-        yield opened
-
-
-@pytest.fixture(scope="module")
-def reference(name, folder):
-    return PictureModel(name, folder / "target")
+def reference(name, picture_model):
+    return PictureModel(name, picture_model(name) / "target")
 
 
 def test_the_encoder_gives_transformers_rows_of_transformers_pixels(pipe, reference, name):
@@ -155,9 +150,29 @@ def test_more_searches(pipe, reference, name):
 
 
 @pytest.mark.long
+def test_tiles_whose_sides_are_no_power_of_two(captures, tmp_path):
+    """The places of 26 x 26 patches are rounded fractions of a tile, as published models have."""
+    sizes = {"image_size": 364, "patch_size": 14}
+    folder = write_picture_model(
+        "idefics3",
+        tmp_path / "target",
+        vision=sizes,
+        pictures={"max_image_size": {"longest_edge": 364}, "size": {"longest_edge": 728}},
+    )
+    bundle = export_quietly(captures, tmp_path / "bundle", folder)
+    reference = PictureModel("idefics3", folder)
+    with Pipeline.from_bundle(bundle, num_threads=1) as pipe, pipe.engines() as (target, _):
+        pixels, encoder = picture(300, 100), target.part(GivenRows).encoder
+        wanted = reference.rows([pixels])
+        found = np.concatenate([encoder.rows(each) for each in pieces_of(entry_of(pipe), pixels)])
+        assert len(found) == 3 * 169
+        assert np.abs(found - wanted).max() <= ENCODER_LIMIT * np.abs(wanted).max()
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("of_kind", ["idefics3", "paddleocr_vl"])
-def test_searches_with_a_draft_that_reads_the_picture(of_kind, captures, tmp_path_factory):
-    folder = picture_bundle(captures, tmp_path_factory, of_kind, draft=True)
+def test_searches_with_a_draft_that_reads_the_picture(of_kind, captures, tmp_path):
+    folder = export_kind(captures, of_kind, tmp_path / "pair", has_draft=True)
     reference = PictureModel(of_kind, folder / "target")
     searches = [(1, DRAFTED), (4, {**DRAFTED, "draft_beams": 6})]
     with Pipeline.from_bundle(folder / "bundle", num_threads=1) as pipe:

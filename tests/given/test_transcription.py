@@ -243,7 +243,7 @@ def test_a_conversation_is_a_prompt(given_pipe: Pipeline) -> None:
     assert streamed == found.text
     lost = given_pipe.generate(list(prompt), **options).sequences[0]  # a copy has no sound
     assert lost.score != pytest.approx(found.score, abs=1e-3)
-    with pytest.raises(InputError, match="prompt_logprobs is true, but the prompt has sounds"):
+    with pytest.raises(InputError, match="prompt_logprobs is true, but the prompt has media"):
         given_pipe.generate(prompt, prompt_logprobs=True, **FEW)
 
 

@@ -87,7 +87,7 @@ CHAT_REFUSED = [
     ({"messages": [{"role": "user", "content": 5}]}, "messages.0.content"),
     (
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}]},
-        "messages.0.content.0",
+        "messages.0.content.0.image_url",
     ),
     ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages.0.tool_calls.0.function"),
     ({"messages": [{"role": "assistant", "refusal": "no"}]}, "messages.0.refusal"),

@@ -37,6 +37,7 @@ _ROUTED = "its layers route by rules of their own, but all experts are computed 
 _ZERO_EXPERTS = (
     "some of its experts return a row unchanged, but all experts are computed as products"
 )
+_OMNI = "it writes sound too, by several models of which a graph has one"
 _BY_WEIGHT = (
     "its attention sees the keep_window_size rows of largest weight, chosen among all rows of the "
     "cache, which the forest mask cannot say"
@@ -132,6 +133,7 @@ FAMILIES: dict[str, Family] = {
     "phi": Family(note="partial rotary positions"),
     "phi3": Family(note="window; rope longrope by the exported context"),
     "qwen2": Family(note="window on some layers"),
+    "qwen2_5_omni": Family(refusal=_OMNI),
     "qwen2_5_vl": Family(note="Qwen2.5-VL: text part"),
     "qwen2_audio": Family(note="Qwen2-Audio: sound in its prompts"),
     "qwen2_moe": Family(has_experts=True, note="shared expert"),
@@ -141,6 +143,7 @@ FAMILIES: dict[str, Family] = {
     "qwen3_asr": Family(note="Qwen3-ASR: sound in its prompts"),
     "qwen3_moe": Family(has_experts=True, note="normalised queries and keys"),
     "qwen3_next": Family(has_experts=True, note="Qwen3-Next: gated delta rule"),
+    "qwen3_omni_moe": Family(refusal=_OMNI),
     "qwen3_vl": Family(note="Qwen3-VL: pictures in its prompts"),
     "recurrent_gemma": Family(refusal=_RECURRENT),
     "rwkv": Family(refusal=_RECURRENT),

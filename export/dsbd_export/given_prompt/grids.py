@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -20,6 +20,8 @@ from dsbd_export.capture.forest_graph import Axis, Example
 from dsbd_export.checkpoints.model_config import CheckpointFiles
 from dsbd_export.given_prompt.media import Medium, side_by_side
 from dsbd_export.given_prompt.picture_files import (
+    BICUBIC,
+    CLIP,
     check_alike,
     given_of,
     picture_settings,
@@ -35,11 +37,6 @@ ValuesOf = Callable[[NDArray[np.float32], Ints], NDArray[np.float32]]
 
 _DTYPES = {FLOAT32: torch.float32, INT64: torch.int64}
 _AXES = 3
-# transformers' defaults where a file says nothing: bicubic, mean and deviation of colors
-_DEFAULTS = (
-    *(3, [0.48145466, 0.4578275, 0.40821073]),
-    [0.26862954, 0.26130258, 0.27577711],
-)
 _SIDES = {"patch_size": ("patch_size", 14), "merge_size": ("spatial_merge_size", 2)}
 _PIXELS = ("min_pixels", "shortest_edge"), ("max_pixels", "longest_edge")
 
@@ -82,7 +79,7 @@ def _entry(
         for (older, name), default in zip(_PIXELS, pixels, strict=True)
     )
     picture = GridPicture(
-        **values_of_pixels(settings, *_DEFAULTS),
+        **values_of_pixels(settings, BICUBIC, CLIP),
         patch_size=vision.patch_size,
         merge_size=vision.spatial_merge_size,
         sizing=sizing,
@@ -97,7 +94,8 @@ def examples(given: GivenEntry) -> dict[str, Example]:
     """See GivenKind."""
     patches, specs = Axis("N", 12), given.medium.encoder_inputs
     return {
-        name: Example((patches, spec.shape[1]), _DTYPES[spec.type]) for name, spec in specs.items()
+        name: Example((patches, cast(int, spec.shape[1])), _DTYPES[spec.type])
+        for name, spec in specs.items()
     }
 
 
@@ -136,7 +134,7 @@ class QwenVLEncoder(nn.Module):
         """Return [(E, (1 + K) W)] of the inputs of ``examples``."""
         patches, coords, taps, tap_weights = tensors
         config = self.vision.config
-        of_colors = patches.unflatten(1, (config.in_channels, 1, -1))
+        of_colors = patches.view(-1, config.in_channels, 1, config.patch_size**2)
         found = self.vision(
             of_colors.expand(-1, -1, config.temporal_patch_size, -1).flatten(1),
             grid_thw=None,

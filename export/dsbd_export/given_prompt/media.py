@@ -100,7 +100,9 @@ def with_medium(case: ForestCase, medium: Medium, placeholder_token_id: int) -> 
     ids[is_text] = prompt
     positions = None
     if medium.grids:
-        positions = mrope_positions(ids[: places[-1] + 1], placeholder_token_id, medium.grids)
+        positions = mrope_positions(
+            ids[: places[-1] + 1].tolist(), placeholder_token_id, medium.grids
+        )
     fields = {field.name: getattr(case, field.name) for field in dataclasses.fields(ForestCase)}
     if len(prefix):
         fields |= {"prefix_ids": ids, "node_ids": nodes}

@@ -17,14 +17,22 @@ from dsbd_export.errors import ExportError
 from dsbd_runtime.parts.given_medium import MediumEntry
 from dsbd_runtime.parts.given_rows import GivenEntry
 
+LANCZOS, BICUBIC = 1, 3
+HALVES = [0.5] * 3, [0.5] * 3
+CLIP = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]
+
 _PICTURES, _PROCESSOR = "preprocessor_config.json", "processor_config.json"
-_STEPS = ("do_resize", "do_rescale", "do_normalize", "do_image_splitting", "crop_to_patches")
+_STEPS = {
+    **dict.fromkeys(("do_resize", "do_rescale", "do_normalize"), True),
+    **dict.fromkeys(("do_image_splitting", "crop_to_patches"), True),
+    "fine_route": False,  # of its encoder the graph has the other one
+}
 
 
 def picture_settings(files: CheckpointFiles) -> dict[str, Any]:
     """Return the settings of the checkpoint's pictures.
 
-    Raises ExportError without a file of them, or for a step that is left out.
+    Raises ExportError without a file of them, or for steps that a front end has not.
     """
     found: dict[str, Any] | None
     found = (json_object_or_none(files.folder / _PROCESSOR) or {}).get("image_processor")
@@ -35,21 +43,25 @@ def picture_settings(files: CheckpointFiles) -> dict[str, Any]:
             f"its pictures have no settings: {_PICTURES} is missing, and {_PROCESSOR} has no "
             f"image_processor; copy {_PICTURES} of its base model",
         )
-    for step in _STEPS:
-        if not found.get(step, True):
-            raise refused(files, f"its pictures are read with {step} false, expected true")
+    for step, expected in _STEPS.items():
+        if found.get(step, expected) != expected:
+            raise refused(files, f"its pictures have {step} {not expected}, expected {expected}")
     return found
 
 
 def values_of_pixels(
-    settings: Mapping[str, Any], resample: int, mean: float | list[float], std: float | list[float]
+    settings: Mapping[str, Any], resample: int, colors: tuple[list[float], list[float]]
 ) -> dict[str, Any]:
-    """Return the fields of ``PixelValues``, with transformers' defaults of a class."""
-    colors = {"mean": settings.get("image_mean", mean), "std": settings.get("image_std", std)}
+    """Return the fields of ``PixelValues``.
+
+    resample, colors: transformers' defaults, the latter a mean and a deviation of each color.
+    """
+    mean, deviation = colors
     return {
         "resample": settings.get("resample", resample),
         "rescale_factor": settings.get("rescale_factor", 1 / 255),
-        **{name: [each] * 3 if isinstance(each, float) else each for name, each in colors.items()},
+        "mean": settings.get("image_mean", mean),
+        "std": settings.get("image_std", deviation),
     }
 
 

@@ -1,6 +1,7 @@
 """Pictures as tiles of one size: Idefics3, SmolVLM, and GraniteDocling with levels.
 
-The encoder's graph has the tiles of one picture (docs/bundle.md), each of which attends alone.
+The encoder's graph has tiles, each of which attends alone; a host gives it one after the other
+(docs/bundle.md).
 """
 
 from __future__ import annotations
@@ -15,6 +16,10 @@ from dsbd_export.capture.forest_graph import Axis, Example
 from dsbd_export.checkpoints.model_config import CheckpointFiles
 from dsbd_export.given_prompt.media import Medium, side_by_side
 from dsbd_export.given_prompt.picture_files import (
+    BICUBIC,
+    CLIP,
+    HALVES,
+    LANCZOS,
     check_alike,
     given_of,
     picture_settings,
@@ -25,18 +30,14 @@ from dsbd_runtime.parts.given_picture import PIXEL_VALUES, CanvasPicture, TiledP
 from dsbd_runtime.parts.given_prompt import GivenPiece
 from dsbd_runtime.parts.given_rows import GivenEntry
 
-# transformers' defaults where a file says nothing: the filter, mean and deviation of colors
-_LANCZOS, _BICUBIC, _HALVES = 1, 3, (0.5, 0.5)
-_CLIP = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]
-
 
 def tiled_entry(files: CheckpointFiles) -> GivenEntry:
     """See GivenKind (Idefics3, SmolVLM)."""
     settings = picture_settings(files)
-    tile_size = settings.get("max_image_size", {}).get("longest_edge", 364)
-    longest = settings.get("size", {}).get("longest_edge", 4 * 364)
+    tile_size = (settings.get("max_image_size") or {}).get("longest_edge", 364)
+    longest = (settings.get("size") or {}).get("longest_edge", 4 * 364)
     picture = TiledPicture(
-        **values_of_pixels(settings, _LANCZOS, *_HALVES),
+        **values_of_pixels(settings, LANCZOS, HALVES),
         **_tile(files, tile_size, files.config.scale_factor),
         longest_edge=longest,
     )
@@ -56,17 +57,17 @@ _CANVAS = {  # names and defaults of transformers by names of this package
 def canvas_entry(files: CheckpointFiles) -> GivenEntry:
     """See GivenKind (GraniteDocling)."""
     settings, vision = picture_settings(files), files.config.vision_config
-    tile_size = settings.get("size", {}).get("height", 512)
+    tile_size = (settings.get("size") or {}).get("height", 512)
     tiles = {ours: settings.get(name, default) for ours, (name, default) in _CANVAS.items()}
     picture = CanvasPicture(
-        **values_of_pixels(settings, _BICUBIC, *_CLIP),
+        **values_of_pixels(settings, BICUBIC, CLIP),
         **_tile(files, tile_size, vision.scale_factor),
         **tiles,
     )
     return given_of(files, picture, levels=len(vision.deepstack_visual_indexes))
 
 
-def _tile(files: CheckpointFiles, tile_size: int, scale_factor: int) -> dict[str, int]:
+def _tile(files: CheckpointFiles, tile_size: int, scale_factor: int) -> dict[str, Any]:
     """Return sizes of a tile; raise ExportError for one that the encoder does not read."""
     vision = files.config.vision_config
     check_alike(files, "the size of a tile", tile_size, vision.image_size)
@@ -76,12 +77,17 @@ def _tile(files: CheckpointFiles, tile_size: int, scale_factor: int) -> dict[str
 
 def examples(given: GivenEntry) -> dict[str, Example]:
     """See GivenKind."""
-    [(name, spec)] = given.medium.encoder_inputs.items()
-    return {name: Example((Axis("T", 3), *spec.shape[1:]), torch.float32)}
+    size = _picture_of(given).tile_size
+    return {PIXEL_VALUES: Example((Axis("T", 3), 3, size, size), torch.float32)}
+
+
+def _picture_of(given: GivenEntry) -> TiledPicture | CanvasPicture:
+    assert isinstance(given.medium, TiledPicture | CanvasPicture)  # as entries have
+    return given.medium
 
 
 class TileEncoder(nn.Module):
-    """The tiles of one picture to the embeddings of their rows (Idefics3, SmolVLM)."""
+    """Tiles to the embeddings of their rows (Idefics3, SmolVLM)."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
@@ -113,7 +119,7 @@ def _positions_of_tile(embeddings: Any) -> Tensor:
 
 
 class LevelledTileEncoder(nn.Module):
-    """The tiles of one picture to the embeddings and levels of their rows (GraniteDocling).
+    """Tiles to the embeddings and levels of their rows (GraniteDocling).
 
     Pages that its router would give four times as many rows have as many as others, which is what
     transformers does unless it is asked.
@@ -140,8 +146,7 @@ def gate_media(given: GivenEntry, *, with_mask: bool = False) -> list[Medium]:
 
     with_mask: whether the model's own forward is told which tiles are there.
     """
-    picture, rng = given.medium, np.random.default_rng(5)
-    assert isinstance(picture, TiledPicture | CanvasPicture)  # as entries have
+    picture, rng = _picture_of(given), np.random.default_rng(5)
     size, media = picture.tile_size, []
     for name, number in {**_TILES, "long noise": _CALL_ROWS // picture.tile_rows + 1}.items():
         tiles = rng.normal(size=(number, 3, size, size)).astype(np.float32)
