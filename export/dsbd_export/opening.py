@@ -45,6 +45,7 @@ from dsbd_export.feature_draft.checkpoint import (
 from dsbd_export.feature_draft.source import FeatureDraftSource
 from dsbd_export.given_prompt.checkpoint import (
     GivenCheckpoint,
+    carries_adapter,
     check_given_pair,
     is_given_prompt,
     read_given_prompt,
@@ -312,7 +313,8 @@ _KIND_BY_ENDING = {
 
 def refusal_of_files(role: str, folder: Path) -> str | None:
     """Return why the weights of a checkpoint cannot be used, and the fix; None if they can."""
-    if adapter := _first_file(folder, _ADAPTER_FILES):
+    adapter = _first_file(folder, _ADAPTER_FILES)
+    if adapter and not carries_adapter(folder):
         content = json_object_or_none(folder / CONFIG_FILE) or {}
         kind = f", {content['peft_type']}" if "peft_type" in content else ""
         if (folder / "config.json").is_file():
