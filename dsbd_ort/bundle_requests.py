@@ -12,6 +12,7 @@ from dsbd_ort.decoding import DecodeResult, DecodingConfig, DecodingRequest, Tra
 from dsbd_ort.decoding.drafting.ngram import NGramPool
 from dsbd_ort.decoding.logits_processing.allowed_after import AllowedMass
 from dsbd_ort.media_prompts import MediaPrompt, MediaReader, is_conversation
+from dsbd_ort.medium_front_end import OWN_LIMITS, MediaLimits
 from dsbd_ort.model_pair import MOST_CALLERS, Recent, check_drafter
 from dsbd_ort.option_defaults import ModelDefaults, Options, resolve
 from dsbd_ort.pipeline_options import PipelineOptions
@@ -39,7 +40,7 @@ class BundleRequests:
         self.has_draft = has_draft
         self.tokenizer = Tokenizer.from_bundle(bundle)
         self.prompts = PromptReader(bundle, self.tokenizer)
-        self.media: MediaReader | None = None  # of a model whose prompts may have sounds
+        self.media: MediaReader | None = None  # of a model whose prompts may have them
         if bundle.manifest.target.given is not None:
             self.media = MediaReader(bundle, self.tokenizer, lambda: self.chat_template)
         self.defaults = ModelDefaults.from_bundle(
@@ -80,7 +81,7 @@ class BundleRequests:
         config = self.config(options)
         if config.prompt_logprobs and inputs.source is not None:
             raise InputError(
-                "prompt_logprobs is true, but the prompt has sounds, whose rows are no tokens; "
+                "prompt_logprobs is true, but the prompt has media, whose rows are no tokens; "
                 "leave it out"
             )
         stops, token_ids = config.stop_strings, inputs.prompt_ids
@@ -163,6 +164,7 @@ class BundleRequests:
         *,
         add_generation_prompt: bool = True,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        limits: MediaLimits = OWN_LIMITS,
     ) -> list[int]:
         """See Pipeline.chat_prompt."""
         if self.prompts.encoder is not None:
@@ -175,6 +177,7 @@ class BundleRequests:
                 messages,
                 add_generation_prompt=add_generation_prompt,
                 variables=chat_template_kwargs,
+                limits=limits,
             )
         text = self.chat_template.render(
             messages, add_generation_prompt=add_generation_prompt, variables=chat_template_kwargs

@@ -21,9 +21,10 @@ from dsbd_ort.commands.run_arguments import STANDARD_STREAM, RunArguments
 from dsbd_ort.commands.transcription import print_stats, run_audio
 from dsbd_ort.decoding import RequestTrace
 from dsbd_ort.pipeline import Pipeline
-from dsbd_ort.prompts import Messages, user_messages
+from dsbd_ort.prompts import user_messages
 from dsbd_ort.results import error_object, json_text, result_object
 from dsbd_ort.trace_page.trace_file import check_trace_path, write_trace
+from dsbd_runtime.text.chat_messages import Message
 
 ANSWERS_FILE = "answers.jsonl"
 
@@ -165,12 +166,16 @@ class Responder:
 class _Chat(Responder):
     def __init__(self, pipeline: Pipeline, arguments: RunArguments) -> None:
         super().__init__(pipeline, arguments)
-        self._messages: Messages = []
+        self._messages: list[Message] = []
 
     def respond(self, text: str, is_interrupted: Callable[[], bool]) -> Answer:
         """Answer ``text``, print the answer; an interrupted one is kept as far as printed."""
-        system = None if self._messages else self._arguments.system
-        messages = [*self._messages, *user_messages(text, system)]
+        begins, arguments = not self._messages, self._arguments
+        messages = [*self._messages, *user_messages(text, arguments.system if begins else None)]
+        if begins and arguments.image:
+            parts = [{"type": "image", "image": file} for file in arguments.image_files]
+            asked = [{"type": "text", "text": text}] if text else []
+            messages[-1] = {"role": "user", "content": [*parts, *asked]}
         prompt = self._pipeline.chat_prompt(
             messages, chat_template_kwargs=self._arguments.chat_template_kwargs
         )
@@ -180,8 +185,8 @@ class _Chat(Responder):
 
 
 def responder_of(pipeline: Pipeline, arguments: RunArguments) -> Responder:
-    """Return a responder that continues text or, with --chat, holds a conversation."""
-    return _Chat(pipeline, arguments) if arguments.chat else Responder(pipeline, arguments)
+    """Return a responder that continues text or, with --chat or --image, holds a conversation."""
+    return _Chat(pipeline, arguments) if arguments.is_chat else Responder(pipeline, arguments)
 
 
 def talk(

@@ -11,6 +11,7 @@ from dsbd_errors import DsbdError
 from dsbd_ort.constraints import TokenTrie
 from dsbd_ort.decoding import DecodingConfig
 from dsbd_ort.engine import Service
+from dsbd_ort.medium_front_end import MediaLimits
 from dsbd_ort.openai_server.chat import ChatBody
 from dsbd_ort.openai_server.choices import (
     Choices,
@@ -23,6 +24,7 @@ from dsbd_ort.openai_server.choices import (
 )
 from dsbd_ort.openai_server.completions import CompletionBody
 from dsbd_ort.openai_server.errors import bad_request, rejection
+from dsbd_ort.openai_server.media_urls import MediaFetcher
 from dsbd_ort.openai_server.plain_tools import (
     CALL_BEGINS,
     PLAIN,
@@ -105,6 +107,8 @@ class Planner:
         # Refuses options that no request could have.
         self._pipeline.config(with_server({}, self._defaults, self._pipeline.defaults))
         self._new_seed = new_seed
+        fetch = MediaFetcher(settings.max_audio_bytes) if settings.fetches_urls else None
+        self._media = MediaLimits(max_seconds=settings.max_audio_s, read_url=fetch)
         self._pipeline.constraints.guard()
         for trie in settings.tries.values():
             self._pipeline.constraints.bound(trie)  # refuses one beyond the vocabulary
@@ -200,8 +204,9 @@ class Planner:
         self, body: ChatBody, messages: list[dict[str, Any]], tools: ToolUse | None
     ) -> list[int]:
         ids = functools.partial(
-            self._pipeline.chat_prompt,
+            self._pipeline.requests.chat_prompt,
             add_generation_prompt=body.add_generation_prompt is not False,
+            limits=self._media,
         )
         if not messages or not self._speaks_plainly(bool(body.tools)):
             return ids(messages, chat_template_kwargs=_template_variables(body, tools))

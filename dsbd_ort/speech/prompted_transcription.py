@@ -16,6 +16,7 @@ from dsbd_ort.media_prompts import MediaReader
 from dsbd_ort.prompts import RequestInputs
 from dsbd_ort.speech.languages import DETECTED, LANGUAGE_NAMES, code_of
 from dsbd_ort.speech.log_mel import Samples
+from dsbd_ort.speech.sound_front_end import SoundFrontEnd
 from dsbd_ort.speech.speech_request import SpeechRequest
 from dsbd_ort.speech.transcript import TASKS, Segment, Skipped
 from dsbd_ort.speech.transcription import Steps, Transcription
@@ -105,6 +106,7 @@ class PromptedTranscription(Transcription):
         self,
         pipeline: SpeechPipeline,
         reader: MediaReader,
+        sound: SoundFrontEnd,
         samples: Samples,
         options: Mapping[str, Any],
         vocab_size: int,
@@ -113,17 +115,17 @@ class PromptedTranscription(Transcription):
 
         InputError, ConfigError: one is invalid. CapacityError: the text before leaves no room.
         """
-        self._reader = reader
-        self._rate = reader.medium.sampling_rate
+        self._reader, self._sound = reader, sound
+        self._rate = sound.sampling_rate
         self._samples = samples
         request = prompted_request(options, pipeline, vocab_size, reader.context_length)
         context = context_of(options)
         self._system: list[Message] = [{"role": "system", "content": context}] if context else []
         name = PromptedLanguages.languages.get(request.language or "")
         self._begun = "" if name is None else f"{_BEGIN}{name}{_MARK}"
-        num_text = len(self._inputs(0, 1).prompt_ids) - reader.num_rows(1)
+        num_text = len(self._inputs(0, 1).prompt_ids) - sound.num_rows(1)
         room = (reader.context_length - num_text) // 2  # for the sound; the rest is for the answer
-        self._most_samples = reader.most_samples(room, round(MOST_SECONDS * self._rate))
+        self._most_samples = sound.most_samples(room, round(MOST_SECONDS * self._rate))
         shared = {"temperature": 0.0, "max_new_tokens": min(_MOST_TOKENS, room)}
         super().__init__(pipeline, request, len(samples) / self._rate, shared)
 
@@ -131,7 +133,7 @@ class PromptedTranscription(Transcription):
         """See the base; the parts of the audio are independent of each other."""
         for first, last in quiet_parts(self._samples, self._rate, self._most_samples):
             answers = yield from self._texts.answers(self._inputs(first, last), 0.0)
-            seek = first // self._reader.medium.hop_length
+            seek = first // self._sound.hop_length
             if self._request.num_return_sequences > 1:
                 self._alternatives += [
                     replace(self._alternative(each, seek), text=self._said(each.token_ids)[1])

@@ -156,8 +156,8 @@ class ForestCase:
         """The source as a forward takes it, None without a source."""
         return self.values if self.source_ids is None else tuple(self.source_ids.tolist())
 
-    def arguments_of(self, num_paths: int) -> dict[str, Tensor]:
-        """Return what the model's own forward of so many paths reads in addition to tokens."""
+    def arguments_of(self, paths: Tensor) -> dict[str, Tensor]:
+        """Return what the model's own forward of paths, (P, n), reads in addition to tokens."""
         return {}
 
     @property
@@ -261,7 +261,7 @@ def _path_logits(
         output = model(encoder_outputs=outputs, decoder_input_ids=ids, use_cache=False)
         return cast(Tensor, output.logits[:, wanted])
     if case.source_ids is None:
-        more = case.arguments_of(len(ids))
+        more = case.arguments_of(ids)
         output = model(input_ids=ids, use_cache=False, logits_to_keep=wanted, **more)
         return cast(Tensor, output.logits)
     source = torch.from_numpy(case.source_ids).expand(len(ids), -1)

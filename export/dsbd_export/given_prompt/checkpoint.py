@@ -75,8 +75,8 @@ def _check_template(files: CheckpointFiles) -> None:
         ChatTemplate.from_folder(files.folder)
     except BundleError as error:
         raise ExportError(
-            f"the {files.role} at {files.folder} reads sound by conversations, but has no usable "
-            "chat template; copy chat_template.jinja of its base model"
+            f"the {files.role} at {files.folder} reads sound or pictures in conversations, but "
+            "has no usable chat template; copy chat_template.jinja of its base model"
         ) from error
 
 

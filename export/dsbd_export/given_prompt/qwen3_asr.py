@@ -15,14 +15,13 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import PreTrainedConfig
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from dsbd_export.capture.forest_graph import Axis, Example
-from dsbd_export.capture.replacements import attention_node
 from dsbd_export.checkpoints.checkpoint_files import json_object_or_none
 from dsbd_export.checkpoints.model_config import CheckpointFiles
 from dsbd_export.errors import ExportError
 from dsbd_export.given_prompt.media import Medium
+from dsbd_export.given_prompt.whole_attention import attend_to_all
 from dsbd_runtime.parts.encoder_entry import INPUT_FEATURES
 from dsbd_runtime.parts.given_medium import KEPT_ROWS, ChunkedSound
 from dsbd_runtime.parts.given_rows import GivenEntry
@@ -34,9 +33,6 @@ _SOUND = {  # by names of this package: transformers' names and defaults
     "hop_length": ("hop_length", 160),
     "least_samples": ("min_length", 8_000),
 }
-# transformers hands packed segments of several windows to a function with "flash" in its name as
-# they are, without reading their lengths, which no graph can hold.
-_ONE_WINDOW = "flash-one-window"
 
 
 def given_entry(files: CheckpointFiles) -> GivenEntry:
@@ -110,9 +106,8 @@ class WindowEncoder(nn.Module):
 
     def __init__(self, model: Any) -> None:
         super().__init__()
-        ALL_ATTENTION_FUNCTIONS.register(_ONE_WINDOW, _attended)
         self.tower, self.projector = model.model.audio_tower, model.model.multi_modal_projector
-        self.tower.config._attn_implementation = _ONE_WINDOW
+        attend_to_all(self.tower.config)
 
     def forward(self, tensors: list[Tensor]) -> list[Tensor]:
         """Return [(E, W)] of chunks (T, mels, F) and the rows (E,) of them that are kept."""
@@ -127,20 +122,6 @@ class WindowEncoder(nn.Module):
         for layer in tower.layers:
             states = layer(states, None, max_seqlen=1)[0]  # lengths that nothing reads
         return [self.projector(tower.ln_post(states))]
-
-
-def _attended(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: None,
-    scaling: float,
-    **_: object,
-) -> tuple[Tensor, None]:
-    """Attend among all rows of a window; the interface is that of transformers' functions."""
-    attended = attention_node(query, key, value, None, float(scaling))
-    return attended.transpose(1, 2).contiguous(), None
 
 
 def own_rows(model: Any, arguments: Mapping[str, Tensor]) -> Tensor:

@@ -174,7 +174,10 @@ class GivenPromptSource(ModelSource):
         with torch.no_grad(), ComputeIn(torch.float32):
             ids = torch.from_numpy(np.concatenate([case.prefix_ids, case.node_ids])[None])
             model(
-                input_ids=ids, use_cache=True, **case.arguments_of(1), **{cache_name(model): cache}
+                input_ids=ids,
+                use_cache=True,
+                **case.arguments_of(ids),
+                **{cache_name(model): cache},
             )
         for layer, (_, values) in cache.rows.items():
             found[layer] = np.maximum(found[layer], values.abs().amax((0, 2)).numpy())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,7 +39,7 @@ class MediumEntry:
         """The inputs of the encoder's graph for one piece."""
         raise NotImplementedError
 
-    def pieces(self, features: NDArray[np.float32]) -> list[GivenPiece]:
+    def pieces(self, features: NDArray[Any]) -> list[GivenPiece]:
         """Return the runs of the encoder for one medium; InputError: features of another shape."""
         raise NotImplementedError
 

@@ -98,10 +98,14 @@ class GivenPrompt(LateSource):
 
     @classmethod
     def at_placeholders(
-        cls, token_ids: Sequence[int], placeholder_token_id: int, pieces: Sequence[GivenPiece]
+        cls,
+        token_ids: Sequence[int],
+        placeholder_token_id: int,
+        pieces: Sequence[GivenPiece],
+        positions: Ints | None = None,
     ) -> GivenPrompt:
-        """Return the prompt whose placeholders are the given rows, with one axis of positions."""
-        return cls((np.array(token_ids) == placeholder_token_id).nonzero()[0], pieces)
+        """Return the prompt whose placeholders are the given rows."""
+        return cls((np.array(token_ids) == placeholder_token_id).nonzero()[0], pieces, positions)
 
     @property
     def num_axes(self) -> int:
