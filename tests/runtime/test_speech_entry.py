@@ -62,9 +62,7 @@ def test_an_encoder_reads_windows_of_its_own_shape_alone():
     name, values = encoder_input(ENCODER, SoundFeatures(features()))
     assert (name, values.shape) == (INPUT_FEATURES, (1, 4, 100))
     for wrong in ((1, 2, 3), SoundFeatures(features(shape=(4, 50))), None):
-        with pytest.raises(
-            InputError, match="reads windows of sound: expected SoundFeatures of 4 mels"
-        ):
+        with pytest.raises(InputError, match="reads sound: expected SoundFeatures of 4 mels"):
             encoder_input(ENCODER, wrong)
     with pytest.raises(InputError, match="expected a tuple of token ids"):
         encoder_input(replace(ENCODER, speech=None), SoundFeatures(features()))

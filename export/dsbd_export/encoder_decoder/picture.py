@@ -5,7 +5,6 @@ import re
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from transformers import (
     BaseImageProcessor,
     DeiTImageProcessorPil,
@@ -16,7 +15,7 @@ from transformers import (
 from dsbd_export.checkpoints.checkpoint import quiet_libraries
 from dsbd_export.checkpoints.model_config import CheckpointFiles
 from dsbd_export.errors import ExportError, reason_of
-from dsbd_runtime.parts.picture_entry import PADDED, STRETCHED, PictureEntry, PicturePixels
+from dsbd_runtime.parts.picture_entry import PictureEntry, PicturePixels
 from dsbd_runtime.typed_json import typed
 
 _CLASS = re.compile(r"(ViT|DeiT|Donut)(ImageProcessor(Fast|Pil)?|FeatureExtractor)")
@@ -52,7 +51,7 @@ def picture_entry(files: CheckpointFiles) -> PictureEntry:
 
 def _checked(files: CheckpointFiles, made: Any, *, is_page: bool) -> PictureEntry:
     size, crop = made.size, made.crop_size if made.do_center_crop else None
-    needed = ["do_resize", "do_rescale", *(["do_thumbnail", "do_pad"] if is_page else [])]
+    needed = ["do_resize", *(["do_thumbnail", "do_pad"] if is_page else [])]
     if missing := [name for name in needed if not getattr(made, name)]:
         raise ValueError(f"{missing[0]} is false, which is not supported")
     if size.height is None or size.width is None or (crop or size) != size:
@@ -62,11 +61,12 @@ def _checked(files: CheckpointFiles, made: Any, *, is_page: bool) -> PictureEntr
         width=size.width,
         num_positions=1,
         resample=int(made.resample),
-        rescale_factor=float(made.rescale_factor),
+        rescale_factor=float(made.rescale_factor) if made.do_rescale else 1.0,
         mean=list(made.image_mean) if made.do_normalize else [0.0] * 3,
         std=list(made.image_std) if made.do_normalize else [1.0] * 3,
-        fit=PADDED if is_page else STRETCHED,
+        keeps_proportions=is_page,
         is_turned=bool(is_page and made.do_align_long_axis),
+        task_is_start="donut" in files.config.encoder.model_type,  # as transformers decides
     )
     entry = typed(PictureEntry, dataclasses.asdict(entry), "the processor")
     entry.check("the processor")
@@ -84,14 +84,10 @@ def _sides(size: Any) -> tuple[int, int]:
 
 def seen_pictures(entry: PictureEntry) -> list[PicturePixels]:
     """Return pictures that the parity gate compares: noise, a page of lines, and white."""
-    rng = np.random.default_rng(2)
-    noise = rng.uniform(0, 255, entry.shape)
-    white = np.full(entry.shape, 255.0)
-    rows, columns = np.indices(entry.shape[1:])
-    is_ink = (rows % 8 < 3) & (rng.random(entry.shape[1:]) < 0.5) & (columns % 5 > 0)
-    return [_normalised(each, entry) for each in (noise, np.where(is_ink, 0.0, white), white)]
-
-
-def _normalised(values: NDArray[np.float64], entry: PictureEntry) -> PicturePixels:
-    mean, std = (np.array(each)[:, None, None] for each in (entry.mean, entry.std))
-    return PicturePixels(((values * entry.rescale_factor - mean) / std).astype(np.float32))
+    rng, size = np.random.default_rng(2), (entry.height, entry.width)
+    noise = rng.integers(0, 256, (*size, 3), dtype=np.uint8)
+    white = np.full_like(noise, 255)
+    rows, columns = np.indices(size)
+    is_ink = (rows % 8 < 3) & (rng.random(size) < 0.5) & (columns % 5 > 0)
+    page = np.where(is_ink[:, :, None], 0, white).astype(np.uint8)
+    return [entry.source_of(pixels) for pixels in (noise, page, white)]

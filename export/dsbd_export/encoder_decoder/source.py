@@ -185,10 +185,16 @@ def _with_source(
 def _without_padding(case: ForestCase, checkpoint: Checkpoint) -> ForestCase:
     padding = checkpoint.config.pad_token_id
     other = 0 if padding != 0 else 1
-    names = ("source_ids", "prefix_ids", "node_ids")
-    found = {name: ids for name in names if (ids := getattr(case, name)) is not None}
-    without = {name: np.where(ids == padding, other, ids) for name, ids in found.items()}
-    return dataclasses.replace(case, **without)
+
+    def without(ids: NDArray[np.int64]) -> NDArray[np.int64]:
+        return np.where(ids == padding, other, ids)
+
+    return dataclasses.replace(
+        case,
+        source_ids=None if case.source_ids is None else without(case.source_ids),
+        prefix_ids=without(case.prefix_ids),
+        node_ids=without(case.node_ids),
+    )
 
 
 class EncoderGraph(nn.Module):

@@ -95,7 +95,7 @@ class SpeechEntry:
 
     input_name: ClassVar[str] = "input_features"
     source_type: ClassVar[type[SoundFeatures]] = SoundFeatures
-    noun: ClassVar[str] = "windows of sound"
+    noun: ClassVar[str] = "sound"
 
     @property
     def shape(self) -> tuple[int, int]:
