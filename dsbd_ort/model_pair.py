@@ -157,7 +157,7 @@ def loaded_pair(bundle: Bundle, options: PipelineOptions) -> tuple[CausalLM, Cau
 
 
 def learned_costs(bundle: Bundle, draft: CausalLM | None) -> LearnedCosts:
-    """Return the costs of a pair, which requests refine; drafts that read no text are not called."""
+    """Return the costs of a pair, which requests refine; drafts of no text are not called."""
     costs = LearnedCosts(
         bundle.num_bytes("target"), bundle.num_bytes("draft"), bundle.num_encoder_bytes("draft")
     )

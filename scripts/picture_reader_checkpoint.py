@@ -18,7 +18,7 @@ from transformers import (
     ViTConfig,
 )
 
-from scripts.family_checkpoints import VOCAB_SIZE, tiny_tokenizer, write_checkpoint
+from scripts.family_checkpoints import VOCAB_SIZE, write_checkpoint
 
 CONTEXT = 96
 BEGIN, END, PADDING = 2, 1, 0
@@ -44,6 +44,9 @@ _DECODER: dict[str, Any] = {
     "scale_embedding": True,
     "tie_word_embeddings": False,
 }
+_SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+_CHARACTERS = [*_SPECIAL, *map(chr, range(0x3041, 0x3041 + 80)), *map(chr, range(0x4E00, 0x4F00))]
+_CHARACTERS = _CHARACTERS[:VOCAB_SIZE]
 _PROCESSOR: dict[str, Any] = {
     "do_resize": True,
     "do_normalize": True,
@@ -88,31 +91,40 @@ KINDS: dict[str, Callable[[], VisionEncoderDecoderConfig]] = {
 }
 
 
-def write_picture_reader(folder: Path, kind: str = "trocr", **changes: Any) -> Path:
+def write_picture_reader(
+    folder: Path, kind: str = "trocr", num_layers: int = 2, **changes: Any
+) -> Path:
     """Write a checkpoint of one of ``KINDS``; return its folder.
 
+    num_layers: of the decoder.
     changes: of generation_config.json.
     """
     config = KINDS[kind]()
+    config.decoder.num_hidden_layers = num_layers
     config.decoder_start_token_id, config.pad_token_id = BEGIN, PADDING
     write_checkpoint(folder, config, 0.2)
-    tiny_tokenizer().save(str(folder / "tokenizer.json"))
     sides = dict(zip(("height", "width"), _sides(config.encoder.image_size), strict=True))
     processor = {**_PROCESSOR, "image_processor_type": "ViTImageProcessor", "size": sides}
-    if kind == "donut":
-        processor |= {
-            "image_processor_type": "DonutImageProcessor",
-            "do_thumbnail": True,
-            "do_pad": True,
-            "do_align_long_axis": False,
-        }
+    tokenizer = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": "<|end|>",
+        "pad_token": "<|begin|>",
+    }
     generation = {**_TOKENS, "decoder_start_token_id": BEGIN, "max_length": 24}
+    if kind == "donut":
+        page = {"do_thumbnail": True, "do_pad": True, "do_align_long_axis": False}
+        processor |= {"image_processor_type": "DonutImageProcessor", **page}
+    if kind == "manga-ocr":
+        generation["eos_token_id"] = _CHARACTERS.index("[SEP]")
+        tokenizer = {
+            "tokenizer_class": "BertJapaneseTokenizer",
+            "subword_tokenizer_type": "character",
+            "word_tokenizer_type": "mecab",
+        }
+        (folder / "tokenizer.json").unlink()
+        (folder / "vocab.txt").write_text("\n".join(_CHARACTERS) + "\n", encoding="utf-8")
     contents = {
-        "tokenizer_config.json": {
-            "tokenizer_class": "PreTrainedTokenizerFast",
-            "eos_token": "<|end|>",
-            "pad_token": "<|begin|>",
-        },
+        "tokenizer_config.json": tokenizer,
         "generation_config.json": {**generation, **changes},
         "preprocessor_config.json": processor,
     }
