@@ -15,16 +15,17 @@ from typing import Any, TypeGuard
 from dsbd_forward.forward import Source
 from dsbd_ort.media_parts import content_of
 from dsbd_ort.medium_front_end import OWN_LIMITS, MediaLimits, ReadMedium
+from dsbd_ort.pictures.front_end import PICTURE_FRONT_ENDS
 from dsbd_ort.speech.sound_front_end import SOUND_FRONT_ENDS, SoundFrontEnd
 from dsbd_runtime.bundle_files.bundle import Bundle
 from dsbd_runtime.errors import CapacityError, InputError
-from dsbd_runtime.parts.given_picture import mrope_positions
+from dsbd_runtime.parts.given_grid import mrope_positions
 from dsbd_runtime.parts.given_prompt import GivenPrompt
 from dsbd_runtime.text.chat_messages import MediaPart, Message, Render
 from dsbd_runtime.text.chat_template import ChatTemplate
 from dsbd_runtime.text.tokenizer import Tokenizer
 
-_FRONT_ENDS = SOUND_FRONT_ENDS
+_FRONT_ENDS = {**SOUND_FRONT_ENDS, **PICTURE_FRONT_ENDS}
 _MOST_CONTEXTS = 2  # a sound that fills the context so often is refused before it is read whole
 
 

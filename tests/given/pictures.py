@@ -7,12 +7,20 @@ import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
 from PIL import Image
-from transformers import AutoModelForImageTextToText, AutoProcessor
+from transformers import (
+    AutoModelForImageTextToText,
+    AutoProcessor,
+    ProcessorMixin,
+)
+from transformers.models.auto.video_processing_auto import AutoVideoProcessor
+from transformers.models.smolvlm import processing_smolvlm
 
 from scripts.picture_checkpoints import token_ids_of, write_picture_model
 from scripts.shared_captures import SharedCaptures
@@ -60,10 +68,18 @@ class PictureReference:
 
     @classmethod
     def of(cls, name: str, folder: Path) -> PictureReference:
+        """Open a checkpoint; readers of videos need torchvision and are left out."""
         model = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32)
         ids = token_ids_of(name)
         ends = [ids["<|endoftext|>"], ids["<|end_of_text|>"]]
-        return cls(model, AutoProcessor.from_pretrained(folder), ends)
+        with (
+            mock.patch.object(AutoVideoProcessor, "from_pretrained", return_value=None),
+            mock.patch.object(ProcessorMixin, "check_argument_for_proper_class"),
+            mock.patch.object(processing_smolvlm, "num2words", str),
+        ):
+            processor = AutoProcessor.from_pretrained(folder)
+        processor.video_processor = SimpleNamespace(num_frames=1, fps=1)  # SmolVLM asks for them
+        return cls(model, processor, ends)
 
     def inputs(self, messages: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
         found = self.processor.apply_chat_template(

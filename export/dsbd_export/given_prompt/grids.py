@@ -27,7 +27,7 @@ from dsbd_export.given_prompt.picture_files import (
 )
 from dsbd_export.given_prompt.whole_attention import attend_to_all
 from dsbd_forward.rows import Ints
-from dsbd_runtime.parts.given_picture import COORDS, PATCHES, GridPicture
+from dsbd_runtime.parts.given_grid import COORDS, PATCHES, GridPicture
 from dsbd_runtime.parts.given_rows import GivenEntry
 from dsbd_runtime.parts.part import FLOAT32, INT64
 

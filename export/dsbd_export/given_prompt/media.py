@@ -13,7 +13,7 @@ from torch import Tensor
 from dsbd_export.parity_cases import ForestCase
 from dsbd_forward.forward import Source
 from dsbd_forward.rows import Ints
-from dsbd_runtime.parts.given_picture import mrope_positions
+from dsbd_runtime.parts.given_grid import mrope_positions
 from dsbd_runtime.parts.given_prompt import GivenPiece, GivenPrompt
 
 
