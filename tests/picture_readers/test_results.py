@@ -171,7 +171,7 @@ def test_a_list_of_pictures_gives_a_result_each(trocr):
     assert [r.sequences[0].text for r in found] == [r.sequences[0].text for r in wanted]
 
 
-@pytest.mark.parametrize("size", [*SIZES, (200, 1), (1, 1), (48, 64), (64, 48), (333, 334)])
+@pytest.mark.parametrize("size", [*SIZES, (90, 5), (5, 90), (1, 1), (48, 64), (64, 48), (333, 334)])
 @pytest.mark.parametrize("name", ["trocr", "donut"])
 def test_pixels_are_those_of_transformers(name, size, request):
     pipe, folder = request.getfixturevalue(name), request.getfixturevalue(f"{name}_folder")
@@ -194,4 +194,5 @@ def test_a_picture_may_be_turned_first(donut, donut_folder):
 def test_one_picture_is_one_source(trocr):
     read = [trocr.requests.chat_prompt(message(page(seed))).source for seed in (0, 0, 1)]
     assert read[0] == read[1] != read[2]
+    assert trocr.bundle.entry("draft").encoder.is_shared  # as the draft's encoder is the target's
     assert repr(read[0]) == "PicturePixels(3 channels, 32 height, 32 width)"

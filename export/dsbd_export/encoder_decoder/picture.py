@@ -31,6 +31,11 @@ def picture_entry(files: CheckpointFiles) -> PictureEntry:
 
     Raises ExportError for a missing or another processor, or settings that are not supported.
     """
+    if (most := files.options.max_source) is not None:
+        raise ExportError(
+            f"max_source={most} has no meaning for the {files.role} (family "
+            f"{files.config.model_type}), whose source is a picture of fixed size; leave it out"
+        )
     where = f"the picture processor of the {files.role} at {files.folder}"
     try:
         with quiet_libraries():
