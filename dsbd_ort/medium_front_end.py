@@ -11,7 +11,7 @@ from dsbd_runtime.parts.given_prompt import GivenPiece
 
 @dataclass(frozen=True, kw_only=True)
 class MediaLimits:
-    """What the media of a conversation may be.
+    """Limits of the media of one conversation.
 
     Attributes:
         max_seconds: of a sound.

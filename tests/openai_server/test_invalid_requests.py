@@ -94,13 +94,14 @@ CHAT_REFUSED = [
 ]
 
 
-PARTS = [{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {"url": "x"}}]
+PARTS = [{"type": "text", "text": "a"}, {"type": "video_url", "video_url": {"url": "x"}}]
 LATER = {"type": "text", "text": "a", "until": 5}
 REASONS = [  # of values of several types: that of the one meant
     (
         {"messages": [{"role": "user", "content": PARTS}]},
-        "messages.0.content.1: a part of type 'image_url' is not supported: this server reads "
-        "text, and sound if its model does; use parts of type 'text', or 'input_audio'",
+        "messages.0.content.1: a part of type 'video_url' is not supported: this server reads "
+        "text, and sound or pictures if its model does; use parts of type 'text', 'input_audio' or "
+        "'image_url'",
     ),
     (
         {"messages": [{"role": "user", "content": [PARTS[0], LATER]}]},
