@@ -18,7 +18,6 @@ from transformers import (
     MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING,
     AutoConfig,
     PreTrainedConfig,
-    VisionEncoderDecoderModel,
 )
 
 from dsbd_export.checkpoints.checkpoint import Checkpoint, quiet_libraries
@@ -51,7 +50,6 @@ _BY_LAYER_TYPE = {
     "chunked_attention": "needs a mask of chunks, which the graph lacks",
 }
 _SPEECH_FAMILY = "whisper"
-_PICTURE_FAMILY = "vision-encoder-decoder"
 _UNLIMITED = 512  # tokens, if a model has no limit: what most were trained with
 _NEEDED = ("num_layers", "hidden_size", "vocab_size")
 
@@ -63,7 +61,7 @@ def reads_sound(config: PreTrainedConfig) -> bool:
 
 def reads_picture(config: PreTrainedConfig) -> bool:
     """Return whether the source of a model is a picture; its decoder has a config of its own."""
-    return bool(config.model_type == _PICTURE_FAMILY)
+    return bool(config.model_type == "vision-encoder-decoder")
 
 
 def text_config(config: PreTrainedConfig) -> PreTrainedConfig:
@@ -76,9 +74,7 @@ def model_class_of(config: PreTrainedConfig) -> Any:
     """Return the class of transformers for a config, None if none continues text."""
     if reads_sound(config):
         return MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING[type(config)]
-    if reads_picture(config):
-        return VisionEncoderDecoderModel
-    if config.is_encoder_decoder:
+    if config.is_encoder_decoder and not reads_picture(config):
         return MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING.get(type(config), None)
     causal = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
     multimodal = MODEL_FOR_MULTIMODAL_LM_MAPPING.get(type(config), None)
