@@ -43,11 +43,15 @@ def message(picture: Any, text: str | None = None) -> list[dict[str, Any]]:
 
 
 def export_reader(kind: str, captures: SharedCaptures, folder: Path, **changes: Any) -> Path:
-    """Fill a folder with "target" and "bundle"; a TrOCR also has a smaller "draft"."""
+    """Fill a folder with "target" and "bundle"; a TrOCR also has a "draft" with its encoder."""
     draft = None
     target = write_picture_reader(folder / "target", kind, **changes)
     if kind == "trocr":
         draft = write_picture_reader(folder / "draft", kind, num_layers=1, **changes)
+        with quiet_libraries():
+            models = [VisionEncoderDecoderModel.from_pretrained(each) for each in (target, draft)]
+            models[1].encoder.load_state_dict(models[0].encoder.state_dict())
+            models[1].save_pretrained(draft)
     export_quietly(captures, folder / "bundle", target, draft)
     return folder
 
