@@ -164,9 +164,13 @@ def test_damaged_entries(
     change: dict[str, Any], words: str, trocr_folder: Path, tmp_path: Path
 ) -> None:
     copy = shutil.copytree(trocr_folder / "bundle", tmp_path / "bundle")
-    change_entry = lambda data: data["target"]["encoder"]["picture"].update(change)  # noqa: E731
+
+    def change_both(data: dict[str, Any]) -> None:
+        for role in ("target", "draft"):
+            data[role]["encoder"]["picture"].update(change)
+
     with pytest.raises(BundleError, match=re.escape(words)):
-        Pipeline.from_bundle(edited(copy, change_entry))
+        Pipeline.from_bundle(edited(copy, change_both))
 
 
 WRONG_PROCESSORS: list[tuple[dict[str, Any] | None, str]] = [

@@ -46,7 +46,7 @@ class PictureEntry(PixelValues):
     task_is_start: bool = False
 
     input_name: ClassVar[str] = "pixel_values"
-    source_type: ClassVar[type[PicturePixels]] = PicturePixels
+    source_type: ClassVar[type[SourceValues]] = PicturePixels
     noun: ClassVar[str] = "pictures"
 
     @property

@@ -94,7 +94,7 @@ class SpeechEntry:
     alignment: AlignmentEntry | None = None
 
     input_name: ClassVar[str] = "input_features"
-    source_type: ClassVar[type[SoundFeatures]] = SoundFeatures
+    source_type: ClassVar[type[SourceValues]] = SoundFeatures
     noun: ClassVar[str] = "sound"
 
     @property
