@@ -15,6 +15,7 @@ from dsbd_ort.media_prompts import MediaPrompt, MediaReader, is_conversation
 from dsbd_ort.medium_front_end import OWN_LIMITS, MediaLimits
 from dsbd_ort.model_pair import MOST_CALLERS, Recent, check_drafter
 from dsbd_ort.option_defaults import ModelDefaults, Options, resolve
+from dsbd_ort.picture_prompts import PictureReader
 from dsbd_ort.pipeline_options import PipelineOptions
 from dsbd_ort.prompts import SRC_LANG, Prompt, PromptReader, RequestInputs, check_context, new_seed
 from dsbd_ort.results import (
@@ -43,6 +44,10 @@ class BundleRequests:
         self.media: MediaReader | None = None  # of a model whose prompts may have them
         if bundle.manifest.target.given is not None:
             self.media = MediaReader(bundle, self.tokenizer, lambda: self.chat_template)
+        self.pictures: PictureReader | None = None  # of an encoder-decoder that reads pictures
+        encoder = self.prompts.encoder
+        if encoder is not None and encoder.picture is not None:
+            self.pictures = PictureReader(encoder, encoder.picture, self.tokenizer)
         self.defaults = ModelDefaults.from_bundle(
             bundle, reads_file=options.generation_config, of_chats=options.chat_defaults
         )
@@ -63,9 +68,12 @@ class BundleRequests:
         """Return the validated request of ``generate``; it may draft by the caller's texts."""
         src_lang = options.get(SRC_LANG) if isinstance(options, Mapping) else None
         read = self.chat_prompt(prompt) if is_conversation(prompt) else cast("Prompt", prompt)
-        inputs = self.prompts.read(read, src_lang)
-        if isinstance(read, MediaPrompt):
-            inputs = dataclasses.replace(inputs, source=read.source)
+        if isinstance(read, MediaPrompt) and self.pictures is not None:
+            inputs = RequestInputs(list(read), read.source)
+        else:
+            inputs = self.prompts.read(read, src_lang)
+            if isinstance(read, MediaPrompt):
+                inputs = dataclasses.replace(inputs, source=read.source)
         return self.request_of(inputs, options, trace=trace, caller=caller)
 
     def request_of(
@@ -174,6 +182,8 @@ class BundleRequests:
         limits: MediaLimits = OWN_LIMITS,
     ) -> list[int]:
         """See Pipeline.chat_prompt."""
+        if self.pictures is not None:
+            return self.pictures.read(messages, limits)
         if self.prompts.encoder is not None:
             raise InputError(
                 f"the model of {self.bundle.path} is an encoder-decoder, which has no chats; give "

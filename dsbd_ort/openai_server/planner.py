@@ -144,7 +144,8 @@ class Planner:
 
     def plan_chat(self, body: ChatBody) -> GenerationPlan:
         """Return the engine requests of /v1/chat/completions; raises as ``plan_completion``."""
-        if self._pipeline.prompts.encoder is not None:
+        requests = self._pipeline.requests
+        if self._pipeline.prompts.encoder is not None and requests.pictures is None:
             raise bad_request(
                 "this model is an encoder-decoder and has no chats; use /v1/completions with the "
                 "source as prompt",
@@ -153,6 +154,9 @@ class Planner:
             )
         try:
             messages = body.template_messages()
+            if requests.pictures is not None:
+                read = requests.chat_prompt(messages, limits=self._media)
+                return self._plan(body, [read], None, echo=False)
             tools = self._tool_use(body)
             prompt = self._chat_prompt(body, messages, tools)
             plan = self._plan(body, [prompt], None, echo=False, tools=tools)
@@ -290,7 +294,8 @@ class Planner:
         """
         if config.longest_path is not None:  # a sequence is returned whole, or the request refused
             return config.longest_path
-        num_rows = num_prompt_tokens if self._pipeline.prompts.encoder is None else 1
+        reads_text = self._pipeline.prompts.encoder and not self._pipeline.requests.pictures
+        num_rows = 1 if reads_text else num_prompt_tokens
         most = self._service.most_new_tokens(num_rows, config)
         own: int = self._pipeline.defaults.options.get("max_new_tokens", most)
         of_server: int = self._settings.max_new_tokens or most

@@ -62,7 +62,7 @@ class Checkpoint:
     @property
     def unread_inputs(self) -> list[str] | None:
         """Return the kinds of input that only omitted parts read; None: nothing is omitted."""
-        if self.composite is None:
+        if self.composite is None or self.encoder is not None:
             return None
         found = set()
         for name in self.composite.sub_configs:

@@ -154,6 +154,9 @@ FAMILIES: dict[str, Family] = {
     "switch_transformers": Family(refusal=_ROUTED),
     "t5": Family(reads_source=True, note="T5 and Flan-T5: bias by distance"),
     "umt5": Family(reads_source=True, note="bias by distance in each layer"),
+    "vision-encoder-decoder": Family(
+        reads_source=True, note="TrOCR, manga-ocr: its source is a picture"
+    ),
     "voxtral": Family(note="Voxtral: text part"),
     "whisper": Family(reads_source=True, note="Whisper: its source is sound"),
     "youtu": Family(note="latent attention"),

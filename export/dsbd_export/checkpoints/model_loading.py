@@ -55,7 +55,7 @@ def load_model(
     if checkpoint.adapter is not None:
         with quiet_libraries():
             model = merge_adapter(model, checkpoint.adapter)
-    if checkpoint.composite is not None:
+    if checkpoint.composite is not None and checkpoint.encoder is None:
         keep_text_part(model)
     widen_constants(model)
     return model.eval()
