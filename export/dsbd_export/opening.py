@@ -32,6 +32,7 @@ from dsbd_export.encoder_decoder.checkpoint import (
     read_encoder_decoder,
     with_languages,
 )
+from dsbd_export.encoder_decoder.ctranslate2_folder import is_ctranslate2, transformers_files
 from dsbd_export.encoder_decoder.source import EncoderDecoderSource
 from dsbd_export.errors import ExportError, reason_of
 from dsbd_export.feature_draft.checkpoint import (
@@ -192,6 +193,9 @@ def open_checkpoint(role: str, folder: Path, options: ModelOptions) -> Checkpoin
     """Read the config files in ``folder``; ``role`` is "target" or "draft"."""
     if reason := refusal_of_files(role, folder):
         raise ExportError(f"the {role} at {folder} {reason}")
+    if is_ctranslate2(folder):
+        made, weights = transformers_files(folder)
+        return replace(_read(CheckpointFiles(role, made, options)), ctranslate2=weights)
     if not (folder / "config.json").is_file():
         found = sorted(folder.glob("*.gguf"))
         raise ExportError(

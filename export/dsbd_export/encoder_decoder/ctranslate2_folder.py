@@ -1,0 +1,244 @@
+"""Folder of CTranslate2 as a checkpoint of transformers: config, settings, tokenizer.
+
+model.bin has the sizes of the model, config.json of CTranslate2 the special tokens. A folder may
+have further files of the checkpoint that it was converted from, which are used as they are. Missing
+settings follow from the vocabulary, or are the family's defaults. A missing tokenizer is refused.
+
+Layers with norms before them (M2M100, NLLB) are those of Pegasus, whose positions are weights as in
+model.bin; those with norms after them are Marian's.
+"""
+
+import json
+import math
+import shutil
+import tempfile
+import weakref
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from dsbd_export.checkpoints.checkpoint_files import json_object_or_none
+from dsbd_export.checkpoints.ctranslate2_file import (
+    EMBEDDINGS,
+    PROJECTION,
+    WHISPER,
+    Ctranslate2File,
+    read_ctranslate2_file,
+)
+from dsbd_export.errors import ExportError
+from dsbd_export.tokenizers.tokenizer_files import id_by_token, tokenizer_content
+
+_WEIGHTS, _CONFIG, _GENERATION = "model.bin", "config.json", "generation_config.json"
+_TOKENIZER, _TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
+_COPIED = ("*.json", "*.spm", "*.jinja")
+_ACTIVATIONS = {0: "relu", 1: "gelu_new", 2: "swish", 3: "gelu", 4: "quick_gelu"}
+_DEFAULTS = {  # as OPUS-MT and M2M100 have them
+    "marian": {"num_beams": 4, "max_length": 512},
+    "pegasus": {"num_beams": 5, "max_length": 200},
+}
+_MAX_INITIAL_TIMESTAMP = 50  # Whisper's: 1 s
+
+_PAD = "<pad>"
+
+Contents = dict[str, dict[str, Any]]  # of JSON files by their names
+
+
+def is_ctranslate2(folder: Path) -> bool:
+    """Return whether a folder has a model.bin, and no config of transformers."""
+    config = json_object_or_none(folder / _CONFIG) or {}
+    return (folder / _WEIGHTS).is_file() and "model_type" not in config
+
+
+def transformers_files(source: Path) -> tuple[Path, Ctranslate2File]:
+    """Return a folder with all files of a checkpoint except weights, and model.bin.
+
+    The folder is deleted with the latter. Raises ExportError for a model that is not read.
+    """
+    model = read_ctranslate2_file(source / _WEIGHTS)
+    said = json_object_or_none(source / _CONFIG) or {}
+    is_whisper = model.specification == WHISPER
+    tokens = _vocabulary(source, "vocabulary" if is_whisper else "shared_vocabulary")
+    if len(tokens) != (rows := model.array(EMBEDDINGS).shape[0]):
+        raise ExportError(
+            f"the vocabulary at {source} has {len(tokens)} tokens, model.bin {rows}; copy both again"
+        )
+    _check_tokenizer(source, tokens, is_whisper=is_whisper)
+    contents = (_whisper if is_whisper else _translator)(model, said, tokens)
+    names = (*contents, "preprocessor_config.json") if is_whisper else contents
+    lacking = [name for name in names if not (source / name).is_file()]
+    model = replace(model, lacking=tuple(lacking))
+    folder = Path(tempfile.mkdtemp(prefix="dsbd-")) / source.resolve().name
+    weakref.finalize(model, shutil.rmtree, folder.parent, ignore_errors=True)
+    folder.mkdir()
+    for file in (file for pattern in _COPIED for file in source.glob(pattern)):
+        shutil.copyfile(file, folder / file.name)
+    for name in (_CONFIG, *lacking):
+        if name in contents:
+            text = json.dumps(contents[name], ensure_ascii=False)
+            (folder / name).write_text(text, encoding="utf-8")
+    return folder, model
+
+
+def _vocabulary(source: Path, name: str) -> list[str]:
+    """Return the tokens in the order of their ids."""
+    if (file := source / f"{name}.json").is_file():
+        tokens: list[str] = json.loads(file.read_text(encoding="utf-8"))
+        return tokens
+    if (file := source / f"{name}.txt").is_file():
+        return file.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+    raise ExportError(
+        f"{source} lacks {name}.json, and {name}.txt, which CTranslate2 writes next to model.bin; "
+        "copy it there (separate vocabularies of sources and targets are not read)"
+    )
+
+
+def _check_tokenizer(source: Path, tokens: list[str], *, is_whisper: bool) -> None:
+    """Raise ExportError without a tokenizer, or with one of another model."""
+    files = (_TOKENIZER,) if is_whisper else (_TOKENIZER, "source.spm", "target.spm")
+    has_json, *has_spm = ((source / name).is_file() for name in files)
+    if not has_json and not (has_spm and all(has_spm)):
+        others = "" if is_whisper else ", or source.spm and target.spm (OPUS-MT)"
+        raise ExportError(
+            f"{source} lacks {_TOKENIZER}{others}; copy it there from the checkpoint that the "
+            "folder was converted from"
+        )
+    if not has_json:
+        return
+    content = tokenizer_content(source / _TOKENIZER)
+    added = {each["content"]: each["id"] for each in content.get("added_tokens", [])}
+    for token, index in {**id_by_token(content), **added}.items():
+        if index < len(tokens) and tokens[index] != token:
+            raise ExportError(
+                f"token {index} is {token!r} in {source / _TOKENIZER} and {tokens[index]!r} in the "
+                "vocabulary of the model; copy the tokenizer that it was converted with"
+            )
+
+
+def _sizes(model: Ctranslate2File, embeddings: set[str]) -> dict[str, Any]:
+    """Return the fields of a config that follow from model.bin."""
+    rows, width = model.array(EMBEDDINGS).shape
+    sizes = {
+        "d_model": width,
+        "vocab_size": rows + model.starts_from_zeros,
+        "tie_word_embeddings": len({model.array(name) for name in embeddings}) == 1,
+    }
+    for stack in ("encoder", "decoder"):
+        layers = {name.split("/")[1] for name in model.arrays if name.startswith(f"{stack}/layer_")}
+        sizes |= {
+            f"{stack}_layers": len(layers - {"layer_norm"}),
+            f"{stack}_attention_heads": model.setting(f"{stack}/num_heads", 8),
+            f"{stack}_ffn_dim": model.array(f"{stack}/layer_0/ffn/linear_0/weight").shape[0],
+        }
+    return sizes
+
+
+def _whisper(model: Ctranslate2File, said: Mapping[str, Any], tokens: list[str]) -> Contents:
+    ids = {token: index for index, token in enumerate(tokens)}
+
+    def of(name: str) -> int:
+        if (token := f"<|{name}|>") in ids:
+            return ids[token]
+        raise ExportError(f"the vocabulary of {model.file} lacks {token}, which Whisper has")
+
+    end, start = of("endoftext"), of("startoftranscript")
+    special = {
+        "bos_token_id": end,
+        "eos_token_id": end,
+        "pad_token_id": end,
+        "decoder_start_token_id": start,
+    }
+    generation: dict[str, Any] = {
+        **special,
+        "max_length": model.array("decoder/position_encodings/encodings").shape[0],
+        "is_multilingual": "" in ids,  # how CTranslate2 tells them apart
+        "no_timestamps_token_id": of("notimestamps"),
+        "prev_sot_token_id": of("startofprev"),
+        "suppress_tokens": said.get("suppress_ids") or [],
+        "begin_suppress_tokens": said.get("suppress_ids_begin") or [],
+        "alignment_heads": said.get("alignment_heads") or [],
+        "max_initial_timestamp_index": _MAX_INITIAL_TIMESTAMP,
+    }
+    if generation["is_multilingual"]:
+        languages = said.get("lang_ids") or range(start + 1, of("translate"))
+        generation["lang_to_id"] = {tokens[index]: index for index in languages}
+        generation["task_to_id"] = {name: of(name) for name in ("transcribe", "translate")}
+    config = {
+        "model_type": "whisper",
+        **_sizes(model, {EMBEDDINGS, PROJECTION}),
+        **special,
+        "num_mel_bins": model.array("encoder/conv1/weight").shape[1],
+        "max_source_positions": model.array("encoder/position_encodings/encodings").shape[0],
+        "max_target_positions": generation["max_length"],
+        "suppress_tokens": None,
+        "begin_suppress_tokens": None,
+    }
+    names = dict.fromkeys(("bos_token", "eos_token", "unk_token", "pad_token"), tokens[end])
+    tokenizer = {"tokenizer_class": "WhisperTokenizer", **names}
+    return {_CONFIG: config, _GENERATION: generation, _TOKENIZER_CONFIG: tokenizer}
+
+
+def _translator(model: Ctranslate2File, said: Mapping[str, Any], tokens: list[str]) -> Contents:
+    has_norms_before = "decoder/layer_norm/gamma" in model.arrays
+    activation = _ACTIVATIONS.get(model.setting("decoder/activation", 0))
+    epsilon = said.get("layer_norm_epsilon")
+    if model.setting("decoder/pre_norm", 1) != has_norms_before or activation is None:
+        raise model.refusal("has other norms or another activation than they have")
+    if epsilon not in (None, 1e-5):
+        raise model.refusal(f"has layer_norm_epsilon {epsilon}, expected 1e-5")
+    ids = {token: index for index, token in enumerate(tokens)}
+
+    def of(name: str, default: str) -> int:
+        if (token := said.get(name, default)) in ids:
+            return ids[token]
+        raise ExportError(
+            f"config.json of {model.file.parent} names {token!r} as {name}, expected a token of "
+            "the vocabulary; copy both again"
+        )
+
+    end = of("eos_token", "</s>")
+    if model.starts_from_zeros:  # the token that Marian in transformers has for it
+        start = pad = len(tokens)
+    else:
+        start = of("decoder_start_token", "<s>")
+        pad = ids.get(_PAD, end)
+    special = {
+        "bos_token_id": ids.get(said.get("bos_token", "<s>")),
+        "eos_token_id": end,
+        "pad_token_id": pad,
+        "decoder_start_token_id": start,
+        "forced_eos_token_id": None,
+    }
+    family = "pegasus" if has_norms_before else "marian"
+    config = {
+        "model_type": family,
+        **_sizes(model, {"encoder/embeddings_0/weight", EMBEDDINGS, PROJECTION}),
+        **special,
+        "max_position_embeddings": model.array("decoder/position_encodings/encodings").shape[0],
+        "activation_function": activation,
+        "scale_embedding": _is_scaled(model),
+    }
+    never = {"bad_words_ids": [[pad]]} if model.starts_from_zeros else {}
+    contents = {_CONFIG: config, _GENERATION: {**special, **_DEFAULTS[family], **never}}
+    if (model.file.parent / _TOKENIZER).is_file():
+        added = tokenizer_content(model.file.parent / _TOKENIZER).get("added_tokens", [])
+        names = {"eos_token": tokens[end], "unk_token": said.get("unk_token", "<unk>")}
+        contents[_TOKENIZER_CONFIG] = {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            **names,
+            "extra_special_tokens": [each["content"] for each in added if each["special"]],
+        }
+    else:
+        contents[_TOKENIZER_CONFIG] = {"tokenizer_class": "MarianTokenizer"}
+        contents["vocab.json"] = {**ids, _PAD: pad}
+    return contents
+
+
+def _is_scaled(model: Ctranslate2File) -> bool:
+    """Return whether embeddings are multiplied by the root of their width."""
+    width = model.array(EMBEDDINGS).shape[1]
+    by = model.setting("decoder/scale_embeddings", 1)  # an integer is a flag, a float the factor
+    factor = math.sqrt(width) if isinstance(by, int) and by else float(by or 1)
+    if not any(math.isclose(factor, known, rel_tol=1e-3) for known in (1, math.sqrt(width))):
+        raise model.refusal(f"multiplies embeddings by {factor}")
+    return factor != 1
