@@ -42,7 +42,7 @@ Arrays = dict[str, NDArray[Any]]
 def checkpoint_of(family: str, folder: Path) -> Path:
     """Write the tiny checkpoint of a family."""
     if family == "whisper":
-        return with_empty_token(write_whisper(folder, deviation=0.4))
+        return _without_times(with_empty_token(write_whisper(folder, deviation=0.4)))
     if family == "m2m_100":
         return _without_gaps(with_languages(write_family_checkpoint(family, folder)))
     with_marian_files(folder)
@@ -107,6 +107,14 @@ def with_empty_token(folder: Path) -> Path:
     return folder
 
 
+def _without_times(folder: Path) -> Path:
+    """A Whisper that never writes times, which a random one writes without being asked."""
+    times = range(TOKENS.number - len(TOKENS.times), TOKENS.number)
+    suppressed = [*generation_config()["suppress_tokens"], *times]
+    edit_json(folder / "generation_config.json", suppress_tokens=suppressed)
+    return folder
+
+
 def model_of(folder: Path) -> Any:
     """The model of transformers, in fp32."""
     is_whisper = (folder / "preprocessor_config.json").is_file()
@@ -131,7 +139,7 @@ def write_folder(checkpoint: Path, folder: Path, kind: str = "float32", **change
         tokens.remove("<pad>")
     name = "vocabulary" if is_whisper else "shared_vocabulary"
     (folder / f"{name}.json").write_text(json.dumps(tokens, indent=2))
-    config = speech_settings() if is_whisper else token_settings(checkpoint)
+    config = speech_settings(checkpoint) if is_whisper else token_settings(checkpoint)
     (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
     return folder
 
@@ -153,9 +161,9 @@ def vocabulary_of(checkpoint: Path) -> list[str]:
     return sorted(ids, key=ids.__getitem__)
 
 
-def speech_settings() -> dict[str, Any]:
-    """config.json of CTranslate2 of the tiny Whisper."""
-    said = generation_config()
+def speech_settings(checkpoint: Path) -> dict[str, Any]:
+    """config.json of CTranslate2 of a Whisper."""
+    said = json.loads((checkpoint / "generation_config.json").read_text())
     return {
         "alignment_heads": said["alignment_heads"],
         "lang_ids": sorted(said["lang_to_id"].values()),

@@ -1,12 +1,12 @@
 """model.bin of CTranslate2: named arrays, mostly quantized, as the weights of transformers.
 
 The file is little-endian: its version (u32); the name of a specification, its revision (u32); the
-arrays, after their number (u32), each with name, number of dimensions (u8), dimensions (u32), type
-(u8), number of bytes (u32), bytes; aliases, after their number (u32), each with its name and that of
-an array. A text is its number of bytes (u16), the last of which is 0, and the bytes.
+number of arrays (u32), and of each its name, number of dimensions (u8), dimensions (u32), type
+(u8), number of bytes (u32), bytes; the number of aliases (u32), and of each its name and that of an
+array. A text is its number of bytes (u16), the last of which is 0, and the bytes.
 
-Queries, keys and values are rows of one array. Integers were multiplied by ``NAME_scale``, which has
-one number for each row, or one in all.
+Queries, keys and values are rows of one array. Integers are to be divided by ``NAME_scale``, one
+number for each row, or one for all.
 """
 
 import math

@@ -61,7 +61,8 @@ def transformers_files(source: Path) -> tuple[Path, Ctranslate2File]:
     tokens = _vocabulary(source, "vocabulary" if is_whisper else "shared_vocabulary")
     if len(tokens) != (rows := model.array(EMBEDDINGS).shape[0]):
         raise ExportError(
-            f"the vocabulary at {source} has {len(tokens)} tokens, model.bin {rows}; copy both again"
+            f"the vocabulary at {source} has {len(tokens)} tokens, model.bin {rows}; copy both "
+            "again"
         )
     _check_tokenizer(source, tokens, is_whisper=is_whisper)
     contents = (_whisper if is_whisper else _translator)(model, said, tokens)
