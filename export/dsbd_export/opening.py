@@ -183,7 +183,7 @@ def _opened(sources: Mapping[str, str], options: ModelOptions) -> dict[str, Chec
     places = {role: located(source, options) for role, source in sources.items()}
     return {
         role: _read(GgufFiles(role, place.parent, options, place.name))
-        if place.is_file()
+        if is_gguf(place)
         else open_checkpoint(role, place, options)
         for role, place in places.items()
     }
@@ -252,6 +252,7 @@ def _without_default_tokens(checkpoint: Checkpoint) -> Checkpoint:
 
 
 _HUB_FILES = "*.json *.jinja *.safetensors vocab.txt merges.txt *.model *.spm *.tiktoken".split()
+_HUB_FILES += "model.bin vocabulary.txt shared_vocabulary.txt".split()  # of CTranslate2
 _HUB_CODE = ["*.py"]
 _HUB_OLD_WEIGHTS = ["pytorch_model*.bin"]
 _HUB_OLD_ADAPTERS = ["adapter_model.bin"]
@@ -260,7 +261,7 @@ _HUB_OLD_ADAPTERS = ["adapter_model.bin"]
 def located(source: str, options: ModelOptions) -> Path:
     """Return a checkpoint's folder, downloaded from the hub if it is not local, or GGUF file."""
     folder = Path(source).expanduser()
-    if folder.is_dir() or is_gguf(folder):
+    if folder.is_dir() or is_gguf(folder) or is_ctranslate2(folder):
         return folder
     if folder.is_file() or source.endswith(".gguf"):
         what = "is not a GGUF file" if folder.is_file() else "does not exist"

@@ -13,14 +13,19 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from transformers import AutoModelForSeq2SeqLM, AutoModelForSpeechSeq2Seq, MarianConfig
+from transformers import (
+    AutoModelForSeq2SeqLM,
+    AutoModelForSpeechSeq2Seq,
+    MarianConfig,
+    PegasusConfig,
+)
 
 from dsbd_export.checkpoints.checkpoint import quiet_libraries
 from scripts.family_checkpoints import write_checkpoint, write_family_checkpoint
 from scripts.speech_checkpoint import TOKENS, generation_config, write_whisper
 from tests.encoder_decoder_pair import with_languages
 from tests.export.conftest import edit_json
-from tests.export.test_marian_tokenizer import with_marian_files
+from tests.export.test_marian_tokenizer import SOURCES, pieces_of, with_marian_files
 
 KINDS = ("float32", "float16", "bfloat16", "int8", "int16")
 WHISPER, TRANSFORMER, DECODER = "WhisperSpec", "TransformerSpec", "TransformerDecoderSpec"
@@ -142,6 +147,38 @@ def write_folder(checkpoint: Path, folder: Path, kind: str = "float32", **change
     config = speech_settings(checkpoint) if is_whisper else token_settings(checkpoint)
     (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
     return folder
+
+
+def write_argos(folder: Path, kind: str = "int8") -> Path:
+    """Write a package of Argos: a folder of CTranslate2 and sentencepiece's model, in a zip."""
+    place = folder / "translate-en_de-1_0"
+    (place / "model").mkdir(parents=True)
+    known = pieces_of(place / "sentencepiece.model", SOURCES)[2:]
+    tokens = ["<unk>", "<s>", "</s>", *known, "<blank>"]
+    config = PegasusConfig(
+        vocab_size=len(tokens),
+        d_model=32,
+        **{f"{stack}_{name}": n for stack in ("encoder", "decoder") for name, n in _SIZES.items()},
+        max_position_embeddings=128,
+        activation_function="relu",
+        scale_embedding=True,
+    )
+    model = model_of(write_checkpoint(folder / "checkpoint", config, deviation=0.17))
+    arrays = arrays_of(model)
+    positions = np.random.default_rng(0).standard_normal((128, 32), np.float32)
+    arrays |= {
+        f"{stack}/position_encodings/encodings": positions for stack in ("encoder", "decoder")
+    }
+    content = file_bytes(TRANSFORMER, quantized_arrays(arrays, kind))
+    (place / "model" / "model.bin").write_bytes(content)
+    (place / "model" / "shared_vocabulary.txt").write_text("\n".join(tokens) + "\n")
+    settings = dict.fromkeys(("add_source_bos", "add_source_eos"), False)
+    names = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"}
+    settings |= {**names, "decoder_start_token": "<s>"}
+    (place / "model" / "config.json").write_text(json.dumps(settings))
+    (place / "metadata.json").write_text("{}")
+    made = shutil.make_archive(str(folder / "package"), "zip", folder, place.name)
+    return Path(made).rename(folder / "translate-en_de-1_0.argosmodel")
 
 
 COPIED = {

@@ -20,8 +20,10 @@ from tests.export.ctranslate2_folders import (
     KINDS,
     checkpoint_of,
     vocabulary_of,
+    write_argos,
     write_folder,
 )
+from tests.export.test_marian_tokenizer import SOURCES
 from tests.exports import export_quietly
 from tests.speech.sounds import speech_like
 
@@ -123,3 +125,24 @@ def check_translation(pipe: dsbd_ort.Pipeline, folder: Path, checkpoint: Path) -
             known = [tokens.index(token) for token in wanted.hypotheses[0]]
             equal.append([token for token in found if token != end] == known)
     return sum(equal), len(equal)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_package_of_argos_translates_as_in_ctranslate2(kind, captures, tmp_path):
+    package = write_argos(tmp_path, kind)
+    bundle = export_quietly(captures, tmp_path / "bundle", package)
+    place = tmp_path / "translate-en_de-1_0"
+    splitter = sentencepiece.SentencePieceProcessor(str(place / "sentencepiece.model"))
+    model = ctranslate2.Translator(str(place / "model"), compute_type="float32", intra_threads=1)
+    with dsbd_ort.Pipeline.from_bundle(bundle, num_threads=1) as pipe:
+        for text in (*SOURCES, "a 日本 of x"):
+            for num_beams in NUM_BEAMS:
+                [wanted] = model.translate_batch(
+                    [splitter.encode(text, out_type=str)],
+                    beam_size=num_beams,
+                    length_penalty=0,
+                    max_decoding_length=NEW_TOKENS,
+                )
+                options = {"num_beams": num_beams, "length_penalty": 0.0}
+                found = pipe.translate(text, max_new_tokens=NEW_TOKENS, **options).sequences[0]
+                assert found.text.strip() == "".join(wanted.hypotheses[0]).replace("▁", " ").strip()

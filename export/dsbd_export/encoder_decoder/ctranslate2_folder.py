@@ -13,10 +13,14 @@ import math
 import shutil
 import tempfile
 import weakref
+import zipfile
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from tokenizers import Tokenizer
+from tokenizers.processors import TemplateProcessing
 
 from dsbd_export.checkpoints.checkpoint_files import json_object_or_none
 from dsbd_export.checkpoints.ctranslate2_file import (
@@ -27,6 +31,7 @@ from dsbd_export.checkpoints.ctranslate2_file import (
     read_ctranslate2_file,
 )
 from dsbd_export.errors import ExportError
+from dsbd_export.tokenizers.older_tokenizers import SENTENCEPIECE_FILE, load_folder
 from dsbd_export.tokenizers.tokenizer_files import id_by_token, tokenizer_content
 
 _WEIGHTS, _CONFIG, _GENERATION = "model.bin", "config.json", "generation_config.json"
@@ -39,22 +44,45 @@ _DEFAULTS = {  # as OPUS-MT and M2M100 have them
 }
 _MAX_INITIAL_TIMESTAMP = 50  # Whisper's: 1 s
 
-_PAD = "<pad>"
+_PAD, _ARGOS = "<pad>", ".argosmodel"
+_SPECIAL = {"unk": "<unk>", "bos": "<s>", "eos": "</s>"}
 
 Contents = dict[str, dict[str, Any]]  # of JSON files by their names
 
 
-def is_ctranslate2(folder: Path) -> bool:
-    """Return whether a folder has a model.bin, and no config of transformers."""
+def is_ctranslate2(place: Path) -> bool:
+    """Return whether this is a folder with a model.bin of CTranslate2, or a package of Argos."""
+    folder = _model_folder(place)
     config = json_object_or_none(folder / _CONFIG) or {}
-    return (folder / _WEIGHTS).is_file() and "model_type" not in config
+    has_weights = (folder / _WEIGHTS).is_file() and "model_type" not in config
+    return has_weights or (place.suffix == _ARGOS and place.is_file())
 
 
-def transformers_files(source: Path) -> tuple[Path, Ctranslate2File]:
+def _model_folder(place: Path) -> Path:
+    """Return the folder of model.bin: place/model in an unpacked package of Argos."""
+    return place if (place / _WEIGHTS).is_file() else place / "model"
+
+
+def transformers_files(place: Path) -> tuple[Path, Ctranslate2File]:
     """Return a folder with all files of a checkpoint except weights, and model.bin.
 
     The folder is deleted with the latter. Raises ExportError for a model that is not read.
     """
+    folder = Path(tempfile.mkdtemp(prefix="dsbd-")) / place.resolve().stem
+    try:
+        model = _write_files(place, folder)
+    except BaseException:
+        shutil.rmtree(folder.parent)
+        raise
+    weakref.finalize(model, shutil.rmtree, folder.parent, ignore_errors=True)
+    return folder, model
+
+
+def _write_files(place: Path, folder: Path) -> Ctranslate2File:
+    """Fill a new folder with files of transformers; return model.bin."""
+    if place.is_file():
+        place = _unpacked(place, folder.parent / "package")
+    source = _model_folder(place)
     model = read_ctranslate2_file(source / _WEIGHTS)
     said = json_object_or_none(source / _CONFIG) or {}
     is_whisper = model.specification == WHISPER
@@ -64,21 +92,60 @@ def transformers_files(source: Path) -> tuple[Path, Ctranslate2File]:
             f"the vocabulary at {source} has {len(tokens)} tokens, model.bin {rows}; copy both "
             "again"
         )
-    _check_tokenizer(source, tokens, is_whisper=is_whisper)
-    contents = (_whisper if is_whisper else _translator)(model, said, tokens)
-    names = (*contents, "preprocessor_config.json") if is_whisper else contents
-    lacking = [name for name in names if not (source / name).is_file()]
-    model = replace(model, lacking=tuple(lacking))
-    folder = Path(tempfile.mkdtemp(prefix="dsbd-")) / source.resolve().name
-    weakref.finalize(model, shutil.rmtree, folder.parent, ignore_errors=True)
     folder.mkdir()
     for file in (file for pattern in _COPIED for file in source.glob(pattern)):
         shutil.copyfile(file, folder / file.name)
-    for name in (_CONFIG, *lacking):
-        if name in contents:
-            text = json.dumps(contents[name], ensure_ascii=False)
-            (folder / name).write_text(text, encoding="utf-8")
-    return folder, model
+    if not is_whisper and (file := place / "sentencepiece.model").is_file():
+        _write_sentencepiece(file, folder / _TOKENIZER, said, tokens)
+    _check_tokenizer(folder, source, tokens, is_whisper=is_whisper)
+    contents = (_whisper if is_whisper else _translator)(model, folder, said, tokens)
+    names = (*contents, "preprocessor_config.json") if is_whisper else contents
+    lacking = [name for name in names if not (source / name).is_file()]
+    for name in {_CONFIG, *lacking} & contents.keys():
+        text = json.dumps(contents[name], ensure_ascii=False)
+        (folder / name).write_text(text, encoding="utf-8")
+    return replace(model, lacking=tuple(lacking))
+
+
+def _unpacked(file: Path, folder: Path) -> Path:
+    """Return the one folder in a package of Argos, which is a zip."""
+    try:
+        with zipfile.ZipFile(file) as package:
+            package.extractall(folder)
+        [place] = folder.iterdir()
+    except (zipfile.BadZipFile, ValueError) as error:
+        raise ExportError(
+            f"{file} is no package of Argos, a zip of one folder: {error}; download it again"
+        ) from error
+    if is_ctranslate2(place):
+        return place
+    raise ExportError(f"{file} has no model/{_WEIGHTS} of CTranslate2; choose another package")
+
+
+def _write_sentencepiece(file: Path, output: Path, said: dict[str, Any], tokens: list[str]) -> None:
+    """Write tokenizer.json of a sentencepiece model whose pieces have the ids of a vocabulary.
+
+    Pieces that the vocabulary lacks are left out.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        shutil.copyfile(file, Path(folder) / SENTENCEPIECE_FILE)
+        built = load_folder(Path(folder), local_files_only=True).backend_tokenizer
+    content = json.loads(built.to_str())
+    names = [said.get(f"{name}_token", text) for name, text in _SPECIAL.items()]
+    if content["model"]["type"] != "Unigram" or names[0] not in tokens:
+        raise ExportError(f"{file} is not a Unigram model, or the vocabulary lacks {names[0]}")
+    scores = dict(content["model"]["vocab"])
+    lowest = min(scores.values())
+    vocabulary = [[token, scores.get(token, lowest)] for token in tokens]
+    content["model"] |= {"vocab": vocabulary, "unk_id": tokens.index(names[0])}
+    tokenizer = Tokenizer.from_str(json.dumps({**content, "added_tokens": []}))
+    tokenizer.add_special_tokens([token for token in names if token in tokens])
+    if said.get("add_source_eos"):
+        [end] = (token for token in tokens if token == names[-1])
+        tokenizer.post_processor = TemplateProcessing(
+            single=f"$A {end}", special_tokens=[(end, tokens.index(end))]
+        )
+    tokenizer.save(str(output))
 
 
 def _vocabulary(source: Path, name: str) -> list[str]:
@@ -94,10 +161,10 @@ def _vocabulary(source: Path, name: str) -> list[str]:
     )
 
 
-def _check_tokenizer(source: Path, tokens: list[str], *, is_whisper: bool) -> None:
+def _check_tokenizer(folder: Path, source: Path, tokens: list[str], *, is_whisper: bool) -> None:
     """Raise ExportError without a tokenizer, or with one of another model."""
     files = (_TOKENIZER,) if is_whisper else (_TOKENIZER, "source.spm", "target.spm")
-    has_json, *has_spm = ((source / name).is_file() for name in files)
+    has_json, *has_spm = ((folder / name).is_file() for name in files)
     if not has_json and not (has_spm and all(has_spm)):
         others = "" if is_whisper else ", or source.spm and target.spm (OPUS-MT)"
         raise ExportError(
@@ -106,7 +173,7 @@ def _check_tokenizer(source: Path, tokens: list[str], *, is_whisper: bool) -> No
         )
     if not has_json:
         return
-    content = tokenizer_content(source / _TOKENIZER)
+    content = tokenizer_content(folder / _TOKENIZER)
     added = {each["content"]: each["id"] for each in content.get("added_tokens", [])}
     for token, index in {**id_by_token(content), **added}.items():
         if index < len(tokens) and tokens[index] != token:
@@ -134,7 +201,9 @@ def _sizes(model: Ctranslate2File, embeddings: set[str]) -> dict[str, Any]:
     return sizes
 
 
-def _whisper(model: Ctranslate2File, said: Mapping[str, Any], tokens: list[str]) -> Contents:
+def _whisper(
+    model: Ctranslate2File, folder: Path, said: Mapping[str, Any], tokens: list[str]
+) -> Contents:
     ids = {token: index for index, token in enumerate(tokens)}
 
     def of(name: str) -> int:
@@ -179,7 +248,9 @@ def _whisper(model: Ctranslate2File, said: Mapping[str, Any], tokens: list[str])
     return {_CONFIG: config, _GENERATION: generation, _TOKENIZER_CONFIG: tokenizer}
 
 
-def _translator(model: Ctranslate2File, said: Mapping[str, Any], tokens: list[str]) -> Contents:
+def _translator(
+    model: Ctranslate2File, folder: Path, said: Mapping[str, Any], tokens: list[str]
+) -> Contents:
     has_norms_before = "decoder/layer_norm/gamma" in model.arrays
     activation = _ACTIVATIONS.get(model.setting("decoder/activation", 0))
     epsilon = said.get("layer_norm_epsilon")
@@ -221,8 +292,8 @@ def _translator(model: Ctranslate2File, said: Mapping[str, Any], tokens: list[st
     }
     never = {"bad_words_ids": [[pad]]} if model.starts_from_zeros else {}
     contents = {_CONFIG: config, _GENERATION: {**special, **_DEFAULTS[family], **never}}
-    if (model.file.parent / _TOKENIZER).is_file():
-        added = tokenizer_content(model.file.parent / _TOKENIZER).get("added_tokens", [])
+    if (folder / _TOKENIZER).is_file():
+        added = tokenizer_content(folder / _TOKENIZER).get("added_tokens", [])
         names = {"eos_token": tokens[end], "unk_token": said.get("unk_token", "<unk>")}
         contents[_TOKENIZER_CONFIG] = {
             "tokenizer_class": "PreTrainedTokenizerFast",
