@@ -149,8 +149,11 @@ def write_folder(checkpoint: Path, folder: Path, kind: str = "float32", **change
     return folder
 
 
-def write_argos(folder: Path, kind: str = "int8") -> Path:
-    """Write a package of Argos: a folder of CTranslate2 and sentencepiece's model, in a zip."""
+def write_argos(folder: Path, kind: str = "int8", *, is_older: bool = False) -> Path:
+    """Write a package of Argos: a folder of CTranslate2 and sentencepiece's model, in a zip.
+
+    Older ones have no config.json, and names and settings of earlier revisions.
+    """
     place = folder / "translate-en_de-1_0"
     (place / "model").mkdir(parents=True)
     known = pieces_of(place / "sentencepiece.model", SOURCES)[2:]
@@ -169,16 +172,31 @@ def write_argos(folder: Path, kind: str = "int8") -> Path:
     arrays |= {
         f"{stack}/position_encodings/encodings": positions for stack in ("encoder", "decoder")
     }
-    content = file_bytes(TRANSFORMER, quantized_arrays(arrays, kind))
+    versions = {"version": 5, "revision": 4} if is_older else {}
+    arrays = older_names(arrays) if is_older else arrays
+    content = file_bytes(TRANSFORMER, quantized_arrays(arrays, kind), **versions)
     (place / "model" / "model.bin").write_bytes(content)
     (place / "model" / "shared_vocabulary.txt").write_text("\n".join(tokens) + "\n")
     settings = dict.fromkeys(("add_source_bos", "add_source_eos"), False)
     names = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"}
     settings |= {**names, "decoder_start_token": "<s>"}
-    (place / "model" / "config.json").write_text(json.dumps(settings))
+    if not is_older:
+        (place / "model" / "config.json").write_text(json.dumps(settings))
     (place / "metadata.json").write_text("{}")
     made = shutil.make_archive(str(folder / "package"), "zip", folder, place.name)
     return Path(made).rename(folder / "translate-en_de-1_0.argosmodel")
+
+
+def older_names(arrays: Arrays) -> Arrays:
+    """Arrays by the names of revision 4: settings of both stacks are the same numbers."""
+    both = ("num_heads", "pre_norm", "activation", "embeddings_merge", "alignment_layer")
+    both = (*both, "alignment_heads")
+    named: Arrays = {}
+    for name, value in arrays.items():
+        last = name.rpartition("/")[2]
+        older = last if last in both else name.replace("embeddings_0", "embeddings")
+        named[older] = value
+    return named
 
 
 COPIED = {

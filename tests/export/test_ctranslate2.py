@@ -3,8 +3,10 @@
 ``ctranslate2_folders`` writes them; test_ctranslate2_itself.py compares with the package.
 """
 
+import contextlib
 import gc
 import json
+import random
 import shutil
 import tempfile
 from pathlib import Path
@@ -25,6 +27,7 @@ from dsbd_export.errors import ExportError
 from dsbd_export.opening import open_pair
 from dsbd_export.pipeline import export_bundle
 from dsbd_export.progress import silent
+from scripts.speech_checkpoint import TOKENS
 from tests.encoder_decoder_pair import LANGUAGES
 from tests.export.conftest import edit_json, opened, written_tokenizer
 from tests.export.ctranslate2_folders import (
@@ -124,6 +127,17 @@ def test_a_whisper_without_the_empty_token_is_of_english_as_in_ctranslate2(write
     assert opened(folder).encoder.speech.languages is None
 
 
+def test_a_tokenizer_of_whisper_may_lack_times(write, tmp_path):
+    folder = write("whisper")
+    content = json.loads((folder / "tokenizer.json").read_text())
+    first = TOKENS.number - len(TOKENS.times)
+    content["added_tokens"] = [each for each in content["added_tokens"] if each["id"] < first]
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    tokenizer, _ = written_tokenizer(opened(folder), tmp_path / "files")
+    text = "The quick brown fox"
+    assert tokenizer.decode([first, *tokenizer.encode(text), first + 1]).strip() == text
+
+
 def test_a_vocabulary_of_lines(write):
     folder = write("marian")
     file = folder / "shared_vocabulary.json"
@@ -166,8 +180,9 @@ def test_a_translation_is_that_of_transformers(write, checkpoints, tmp_path, cap
         assert pipe.translate(SOURCES[0]).stats.num_output_tokens <= 512
 
 
-def test_a_package_of_argos_reads_as_sentencepiece(tmp_path):
-    package = write_argos(tmp_path)
+@pytest.mark.parametrize("is_older", [False, True])
+def test_a_package_of_argos_reads_as_sentencepiece(is_older, tmp_path):
+    package = write_argos(tmp_path, is_older=is_older)
     unpacked = tmp_path / "translate-en_de-1_0"
     tokens = (unpacked / "model" / "shared_vocabulary.txt").read_text().split()
     splitter = sentencepiece.SentencePieceProcessor(str(unpacked / "sentencepiece.model"))
@@ -220,6 +235,20 @@ SPECIFICATIONS = [
 ]
 
 
+def test_damaged_bytes_are_refused_in_one_line(write):
+    """Of the header; weights are numbers of any kind."""
+    folder = write("marian")
+    whole = (folder / "model.bin").read_bytes()
+    rng = random.Random(0)
+    for _ in range(40):
+        damaged = bytearray(whole)
+        for place in (rng.randrange(4, 90), rng.randrange(len(whole))):
+            damaged[place] = rng.randrange(256)
+        (folder / "model.bin").write_bytes(damaged)
+        with contextlib.suppress(ExportError):
+            load_model(opened(folder))
+
+
 @pytest.mark.parametrize(("options", "words"), SPECIFICATIONS)
 def test_other_specifications_are_refused_by_name(options, words, write):
     folder = write("marian")
@@ -235,7 +264,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"decoder/position_encodings/encodings": None}, "lacks decoder/position_encodings/encodings"),
     ({"decoder/layernorm_embedding/gamma": np.ones(32, np.float32)}, "decoder/layernorm_embedding"),
     ({"decoder/layer_norm/gamma": np.ones(32, np.float32)}, "has other norms"),
-    ({"decoder/activation": np.int8(5)}, "or another activation"),
+    ({"decoder/activation": np.int8(5)}, "another activation"),
     ({"decoder/scale_embeddings": np.float32(3.0)}, "multiplies embeddings by 3.0"),
 ]
 
@@ -270,6 +299,9 @@ def test_a_tokenizer_or_vocabulary_of_another_model_is_refused(write):
     assert f"has {len(tokens) - 1} tokens, model.bin {len(tokens)}" in refusal(folder)
     file.write_text(json.dumps(tokens))
     edit_json(folder / "config.json", decoder_start_token="other")
-    assert "names 'other' as decoder_start_token" in refusal(folder)
+    file.write_text("[")
+    assert "cannot be read: JSONDecodeError" in refusal(folder)
+    file.write_text(json.dumps(tokens))
+    assert "names 'other', which the vocabulary lacks" in refusal(folder)
     edit_json(folder / "config.json", decoder_start_token=tokens[0], layer_norm_epsilon=1e-6)
     assert "has layer_norm_epsilon 1e-06, expected 1e-5" in refusal(folder)

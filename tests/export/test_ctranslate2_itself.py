@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import sentencepiece
 from transformers import WhisperFeatureExtractor
 
 import dsbd_ort
@@ -127,9 +128,12 @@ def check_translation(pipe: dsbd_ort.Pipeline, folder: Path, checkpoint: Path) -
     return sum(equal), len(equal)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_package_of_argos_translates_as_in_ctranslate2(kind, captures, tmp_path):
-    package = write_argos(tmp_path, kind)
+PACKAGES = [*((kind, False) for kind in KINDS), ("float32", True)]
+
+
+@pytest.mark.parametrize(("kind", "is_older"), PACKAGES)
+def test_a_package_of_argos_translates_as_in_ctranslate2(kind, is_older, captures, tmp_path):
+    package = write_argos(tmp_path, kind, is_older=is_older)
     bundle = export_quietly(captures, tmp_path / "bundle", package)
     place = tmp_path / "translate-en_de-1_0"
     splitter = sentencepiece.SentencePieceProcessor(str(place / "sentencepiece.model"))

@@ -47,7 +47,7 @@ _MODULES = {
     "ffn/layer_norm": ("final_layer_norm",),
     **{name: (name,) for name in ("layer_norm", "conv1", "conv2")},
     "position_encodings": ("embed_positions",),
-    **dict.fromkeys(("embeddings", "embeddings_0"), ("embed_tokens",)),
+    **dict.fromkeys(("embeddings_0", "embeddings"), ("embed_tokens",)),
 }
 
 
@@ -184,7 +184,7 @@ class _Reader:
         """Return the arrays and their aliases."""
         arrays = {}
         for _ in range(self._number("I")):
-            name = self._text()
+            name = self._text().replace("encoder/embeddings/", "encoder/embeddings_0/")  # older
             shape = tuple(self._number("I") for _ in range(self._number("B")))
             kind, num_bytes = self._number("B"), self._number("I")
             item_size = (4, 1, 2, 4, 2, 2)[kind] if kind < len(_TYPES) else 0
@@ -194,6 +194,7 @@ class _Reader:
             self._content.seek(num_bytes, 1)
         for _ in range(self._number("I")):
             alias, name = self._text(), self._text()
+            alias = alias.replace("encoder/embeddings/", "encoder/embeddings_0/")
             of_alias = {f"{alias}{end}": arrays.get(f"{name}{end}") for end in ("", "_scale")}
             arrays |= {each: array for each, array in of_alias.items() if array is not None}
         return arrays

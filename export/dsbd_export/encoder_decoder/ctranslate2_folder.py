@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
-from tokenizers.processors import TemplateProcessing
 
 from dsbd_export.checkpoints.checkpoint_files import json_object_or_none
 from dsbd_export.checkpoints.ctranslate2_file import (
@@ -30,7 +29,7 @@ from dsbd_export.checkpoints.ctranslate2_file import (
     Ctranslate2File,
     read_ctranslate2_file,
 )
-from dsbd_export.errors import ExportError
+from dsbd_export.errors import ExportError, reason_of
 from dsbd_export.tokenizers.older_tokenizers import SENTENCEPIECE_FILE, load_folder
 from dsbd_export.tokenizers.tokenizer_files import id_by_token, tokenizer_content
 
@@ -45,7 +44,6 @@ _DEFAULTS = {  # as OPUS-MT and M2M100 have them
 _MAX_INITIAL_TIMESTAMP = 50  # Whisper's: 1 s
 
 _PAD, _ARGOS = "<pad>", ".argosmodel"
-_SPECIAL = {"unk": "<unk>", "bos": "<s>", "eos": "</s>"}
 
 Contents = dict[str, dict[str, Any]]  # of JSON files by their names
 
@@ -71,9 +69,14 @@ def transformers_files(place: Path) -> tuple[Path, Ctranslate2File]:
     folder = Path(tempfile.mkdtemp(prefix="dsbd-")) / place.resolve().stem
     try:
         model = _write_files(place, folder)
-    except BaseException:
+    except Exception as error:
         shutil.rmtree(folder.parent)
-        raise
+        if isinstance(error, ExportError):
+            raise
+        raise ExportError(
+            f"the model of CTranslate2 at {place} cannot be read: {reason_of(error)}; copy its "
+            "files again"
+        ) from error
     weakref.finalize(model, shutil.rmtree, folder.parent, ignore_errors=True)
     return folder, model
 
@@ -131,28 +134,26 @@ def _write_sentencepiece(file: Path, output: Path, said: dict[str, Any], tokens:
         shutil.copyfile(file, Path(folder) / SENTENCEPIECE_FILE)
         built = load_folder(Path(folder), local_files_only=True).backend_tokenizer
     content = json.loads(built.to_str())
-    names = [said.get(f"{name}_token", text) for name, text in _SPECIAL.items()]
-    if content["model"]["type"] != "Unigram" or names[0] not in tokens:
-        raise ExportError(f"{file} is not a Unigram model, or the vocabulary lacks {names[0]}")
+    unknown = said.get("unk_token", "<unk>")
+    if content["model"]["type"] != "Unigram" or unknown not in tokens or said.get("add_source_eos"):
+        raise ExportError(
+            f"{file} cannot be used, expected a Unigram model, a vocabulary with {unknown}, and "
+            "sources without an end (add_source_eos false); choose another model"
+        )
     scores = dict(content["model"]["vocab"])
     lowest = min(scores.values())
     vocabulary = [[token, scores.get(token, lowest)] for token in tokens]
-    content["model"] |= {"vocab": vocabulary, "unk_id": tokens.index(names[0])}
+    content["model"] |= {"vocab": vocabulary, "unk_id": tokens.index(unknown)}
     tokenizer = Tokenizer.from_str(json.dumps({**content, "added_tokens": []}))
+    names = [unknown, said.get("bos_token", "<s>"), said.get("eos_token", "</s>")]
     tokenizer.add_special_tokens([token for token in names if token in tokens])
-    if said.get("add_source_eos"):
-        [end] = (token for token in tokens if token == names[-1])
-        tokenizer.post_processor = TemplateProcessing(
-            single=f"$A {end}", special_tokens=[(end, tokens.index(end))]
-        )
     tokenizer.save(str(output))
 
 
 def _vocabulary(source: Path, name: str) -> list[str]:
     """Return the tokens in the order of their ids."""
     if (file := source / f"{name}.json").is_file():
-        tokens: list[str] = json.loads(file.read_text(encoding="utf-8"))
-        return tokens
+        return [str(token) for token in json.loads(file.read_text(encoding="utf-8"))]
     if (file := source / f"{name}.txt").is_file():
         return file.read_text(encoding="utf-8").removesuffix("\n").split("\n")
     raise ExportError(
@@ -201,47 +202,49 @@ def _sizes(model: Ctranslate2File, embeddings: set[str]) -> dict[str, Any]:
     return sizes
 
 
+def _id(ids: Mapping[str, int], token: Any, what: str) -> int:
+    """Return the id of a token of the vocabulary; ``what`` names the place that has the token."""
+    if token in ids:
+        return ids[token]
+    raise ExportError(f"{what} names {token!r}, which the vocabulary lacks; copy both files again")
+
+
 def _whisper(
     model: Ctranslate2File, folder: Path, said: Mapping[str, Any], tokens: list[str]
 ) -> Contents:
+    """Return files of Whisper; its special tokens have the same names in all models."""
     ids = {token: index for index, token in enumerate(tokens)}
 
     def of(name: str) -> int:
-        if (token := f"<|{name}|>") in ids:
-            return ids[token]
-        raise ExportError(f"the vocabulary of {model.file} lacks {token}, which Whisper has")
+        return _id(ids, f"<|{name}|>", "Whisper")
 
     end, start = of("endoftext"), of("startoftranscript")
-    special = {
-        "bos_token_id": end,
-        "eos_token_id": end,
-        "pad_token_id": end,
-        "decoder_start_token_id": start,
-    }
+    ends = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), end)
+    most = model.array("decoder/position_encodings/encodings").shape[0]
     generation: dict[str, Any] = {
-        **special,
-        "max_length": model.array("decoder/position_encodings/encodings").shape[0],
-        "is_multilingual": "" in ids,  # how CTranslate2 tells them apart
+        **ends,
+        "decoder_start_token_id": start,
+        "max_length": most,
+        "is_multilingual": "" in ids,  # by this token CTranslate2 tells them apart
         "no_timestamps_token_id": of("notimestamps"),
         "prev_sot_token_id": of("startofprev"),
         "suppress_tokens": said.get("suppress_ids") or [],
         "begin_suppress_tokens": said.get("suppress_ids_begin") or [],
         "alignment_heads": said.get("alignment_heads") or [],
         "max_initial_timestamp_index": _MAX_INITIAL_TIMESTAMP,
+        "task_to_id": {name: of(name) for name in ("transcribe", "translate") if "" in ids},
     }
-    if generation["is_multilingual"]:
-        languages = said.get("lang_ids") or range(start + 1, of("translate"))
-        generation["lang_to_id"] = {tokens[index]: index for index in languages}
-        generation["task_to_id"] = {name: of(name) for name in ("transcribe", "translate")}
+    languages = said.get("lang_ids") or range(start + 1, of("translate"))
+    generation["lang_to_id"] = {tokens[index]: index for index in languages if "" in ids}
     config = {
         "model_type": "whisper",
         **_sizes(model, {EMBEDDINGS, PROJECTION}),
-        **special,
+        **ends,
+        "decoder_start_token_id": start,
         "num_mel_bins": model.array("encoder/conv1/weight").shape[1],
         "max_source_positions": model.array("encoder/position_encodings/encodings").shape[0],
-        "max_target_positions": generation["max_length"],
-        "suppress_tokens": None,
-        "begin_suppress_tokens": None,
+        "max_target_positions": most,
+        **dict.fromkeys(("suppress_tokens", "begin_suppress_tokens")),
     }
     names = dict.fromkeys(("bos_token", "eos_token", "unk_token", "pad_token"), tokens[end])
     tokenizer = {"tokenizer_class": "WhisperTokenizer", **names}
@@ -251,28 +254,14 @@ def _whisper(
 def _translator(
     model: Ctranslate2File, folder: Path, said: Mapping[str, Any], tokens: list[str]
 ) -> Contents:
-    has_norms_before = "decoder/layer_norm/gamma" in model.arrays
-    activation = _ACTIVATIONS.get(model.setting("decoder/activation", 0))
-    epsilon = said.get("layer_norm_epsilon")
-    if model.setting("decoder/pre_norm", 1) != has_norms_before or activation is None:
-        raise model.refusal("has other norms or another activation than they have")
-    if epsilon not in (None, 1e-5):
-        raise model.refusal(f"has layer_norm_epsilon {epsilon}, expected 1e-5")
+    """Return files of a translator."""
     ids = {token: index for index, token in enumerate(tokens)}
-
-    def of(name: str, default: str) -> int:
-        if (token := said.get(name, default)) in ids:
-            return ids[token]
-        raise ExportError(
-            f"config.json of {model.file.parent} names {token!r} as {name}, expected a token of "
-            "the vocabulary; copy both again"
-        )
-
-    end = of("eos_token", "</s>")
-    if model.starts_from_zeros:  # the token that Marian in transformers has for it
-        start = pad = len(tokens)
-    else:
-        start = of("decoder_start_token", "<s>")
+    family = _family(model, said)
+    what = f"config.json of {model.file.parent}"
+    end = _id(ids, said.get("eos_token", "</s>"), what)
+    start, pad = len(tokens), len(tokens)  # zeros have this row in transformers' Marian
+    if not model.starts_from_zeros:
+        start = _id(ids, said.get("decoder_start_token", "<s>"), what)
         pad = ids.get(_PAD, end)
     special = {
         "bos_token_id": ids.get(said.get("bos_token", "<s>")),
@@ -281,29 +270,39 @@ def _translator(
         "decoder_start_token_id": start,
         "forced_eos_token_id": None,
     }
-    family = "pegasus" if has_norms_before else "marian"
     config = {
         "model_type": family,
         **_sizes(model, {"encoder/embeddings_0/weight", EMBEDDINGS, PROJECTION}),
         **special,
         "max_position_embeddings": model.array("decoder/position_encodings/encodings").shape[0],
-        "activation_function": activation,
+        "activation_function": _ACTIVATIONS[model.setting("decoder/activation", 0)],
         "scale_embedding": _is_scaled(model),
     }
-    never = {"bad_words_ids": [[pad]]} if model.starts_from_zeros else {}
-    contents = {_CONFIG: config, _GENERATION: {**special, **_DEFAULTS[family], **never}}
-    if (folder / _TOKENIZER).is_file():
-        added = tokenizer_content(folder / _TOKENIZER).get("added_tokens", [])
-        names = {"eos_token": tokens[end], "unk_token": said.get("unk_token", "<unk>")}
-        contents[_TOKENIZER_CONFIG] = {
-            "tokenizer_class": "PreTrainedTokenizerFast",
-            **names,
-            "extra_special_tokens": [each["content"] for each in added if each["special"]],
-        }
-    else:
-        contents[_TOKENIZER_CONFIG] = {"tokenizer_class": "MarianTokenizer"}
-        contents["vocab.json"] = {**ids, _PAD: pad}
+    contents = {_CONFIG: config, _GENERATION: {**special, **_DEFAULTS[family]}}
+    if model.starts_from_zeros:
+        contents[_GENERATION]["bad_words_ids"] = [[pad]]
+    if not (folder / _TOKENIZER).is_file():
+        marian = {"tokenizer_class": "MarianTokenizer"}
+        return {**contents, _TOKENIZER_CONFIG: marian, "vocab.json": {**ids, _PAD: pad}}
+    added = tokenizer_content(folder / _TOKENIZER).get("added_tokens", [])
+    contents[_TOKENIZER_CONFIG] = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": tokens[end],
+        "unk_token": said.get("unk_token", "<unk>"),
+        "extra_special_tokens": [each["content"] for each in added if each["special"]],
+    }
     return contents
+
+
+def _family(model: Ctranslate2File, said: Mapping[str, Any]) -> str:
+    """Return the family whose layers are those of a model."""
+    has_norms_before = "decoder/layer_norm/gamma" in model.arrays
+    is_known = model.setting("decoder/activation", 0) in _ACTIVATIONS
+    if not is_known or model.setting("decoder/pre_norm", 1) != has_norms_before:
+        raise model.refusal("has other norms or another activation")
+    if (epsilon := said.get("layer_norm_epsilon")) not in (None, 1e-5):
+        raise model.refusal(f"has layer_norm_epsilon {epsilon}, expected 1e-5")
+    return "pegasus" if has_norms_before else "marian"
 
 
 def _is_scaled(model: Ctranslate2File) -> bool:
