@@ -251,10 +251,9 @@ def _without_default_tokens(checkpoint: Checkpoint) -> Checkpoint:
     return checkpoint
 
 
-_HUB_FILES = "*.json *.jinja *.safetensors vocab.txt merges.txt *.model *.spm *.tiktoken".split()
-_HUB_FILES += "model.bin vocabulary.txt shared_vocabulary.txt".split()  # of CTranslate2
+_HUB_FILES = "*.json *.jinja *.safetensors *vocab*.txt merges.txt *.model *.spm *.tiktoken".split()
 _HUB_CODE = ["*.py"]
-_HUB_OLD_WEIGHTS = ["pytorch_model*.bin"]
+_HUB_OLD_WEIGHTS = ["pytorch_model*.bin", "model.bin"]  # the latter of CTranslate2
 _HUB_OLD_ADAPTERS = ["adapter_model.bin"]
 
 

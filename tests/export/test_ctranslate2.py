@@ -9,6 +9,7 @@ import json
 import random
 import shutil
 import tempfile
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import torch
 from transformers import MarianTokenizer
 
 import dsbd_ort
+from dsbd_export import opening
 from dsbd_export.checkpoints.checkpoint import quiet_libraries
 from dsbd_export.checkpoints.model_loading import load_model
 from dsbd_export.config import ExportConfig
@@ -150,6 +152,13 @@ def test_a_vocabulary_of_lines(write):
 
 def test_languages_are_tokens_of_the_tokenizer(write):
     assert with_languages(opened(write("m2m_100"))).encoder.languages == LANGUAGES
+
+
+@pytest.mark.parametrize("family", COPIED)
+def test_all_files_of_a_folder_are_downloaded_by_its_hub_id(family, write):
+    patterns = [*opening._HUB_FILES, *opening._HUB_OLD_WEIGHTS]
+    for file in write(family).iterdir():
+        assert any(fnmatch(file.name, pattern) for pattern in patterns), file.name
 
 
 def test_its_own_files_are_deleted_with_the_checkpoint(write):

@@ -213,7 +213,8 @@ class _Reader:
     def _bytes(self, number: int) -> bytes:
         found = self._content.read(number)
         if len(found) < number:
-            raise self._damaged(f"it ends within its header, after {self._content.tell():,} bytes")
+            size = self._file.stat().st_size
+            raise self._damaged(f"it has {size:,} bytes, and names more of arrays and aliases")
         return found
 
     def _damaged(self, reason: str) -> ExportError:
