@@ -92,8 +92,12 @@ def _without_gaps(folder: Path) -> Path:
     size = json.loads((folder / "config.json").read_text())["vocab_size"]
     vocabulary |= {f"unused{i}": i for i in set(range(size)) - set(vocabulary.values())}
     file.write_text(json.dumps(content))
-    settings = {"bos_token": "<|begin|>", "unk_token": "<|begin|>"}
+    settings = dict.fromkeys(("bos_token", "unk_token", "eos_token"), "<|begin|>")
     edit_json(folder / "tokenizer_config.json", **settings)
+    # transformers counts positions from the padding on, the converter from that of M2M100, 1
+    special = {"pad_token_id": 1, "eos_token_id": 0, "decoder_start_token_id": 0}
+    for name in ("config.json", "generation_config.json"):
+        edit_json(folder / name, **special)
     model_of(folder).save_pretrained(folder)  # in fp32: the converter rounds its positions too
     return folder
 
