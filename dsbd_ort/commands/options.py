@@ -32,6 +32,7 @@ from dsbd_ort.commands.option_types import (
     COUNT_OR_NONE,
     PATH,
     TOLERANCE,
+    FileText,
     OptionText,
     constraint_given,
 )
@@ -267,6 +268,11 @@ def decoding_options(*, of_server: bool = False) -> Any:
             if name == "constraint" and not of_server:
                 for kind, settings in CONSTRAINT_OPTIONS.items():
                     options[kind] = option(**settings, section=section)
+            elif name == "predicted_text" and not of_server:
+                text = FileText(is_json=False)
+                options[name] = option(
+                    "--predicted-file", type=text, help=row.help, section=section
+                )
             elif name not in IN_PYTHON_ALONE and (row.is_set_by_server or not of_server):
                 options[name] = _option_of(name, row, section)
     for name, text in () if of_server else _LANGUAGES.items():
