@@ -269,9 +269,9 @@ def decoding_options(*, of_server: bool = False) -> Any:
                 for kind, settings in CONSTRAINT_OPTIONS.items():
                     options[kind] = option(**settings, section=section)
             elif name == "predicted_text" and not of_server:
-                text = FileText(is_json=False)
+                of_file = FileText(is_json=False)
                 options[name] = option(
-                    "--predicted-file", type=text, help=row.help, section=section
+                    "--predicted-file", type=of_file, help=row.help, section=section
                 )
             elif name not in IN_PYTHON_ALONE and (row.is_set_by_server or not of_server):
                 options[name] = _option_of(name, row, section)

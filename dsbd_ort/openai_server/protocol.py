@@ -12,7 +12,7 @@ from dsbd_ort.decoding import STRATEGIES, DecodingOptions
 from dsbd_ort.decoding.drafting.prediction import Prediction
 from dsbd_ort.decoding.option_table import OPTION_TABLE
 from dsbd_ort.decoding.option_values import did_you_mean
-from dsbd_ort.openai_server.errors import bad_request
+from dsbd_ort.openai_server.errors import ErrorResponse, bad_request
 from dsbd_ort.openai_server.request_fields import FIELDS, without_neutral
 from dsbd_ort.openai_server.structured import ConstraintFields
 from dsbd_ort.prompts import LANGUAGE_OPTIONS
@@ -72,8 +72,9 @@ class PredictedContent(BaseModel):
 
     @property
     def text(self) -> str:
-        is_whole = isinstance(self.content, str)
-        return self.content if is_whole else "".join(part.text for part in self.content)
+        if isinstance(self.content, str):
+            return self.content
+        return "".join(part.text for part in self.content)
 
 
 class GenerationBody(ConstraintFields):
@@ -242,6 +243,7 @@ class ResponseBuilder:
 
     response: type[BaseModel]
     chunk: type[BaseModel]
+    end = "data: [DONE]\n\n"  # of a stream
 
     def __init__(self, head: ResponseHead) -> None:
         self._head = head.model_dump()
@@ -255,6 +257,10 @@ class ResponseBuilder:
         """Return a server-sent event: a chunk with these choices; ``usage``: so far."""
         chunk = self.chunk(**self._head, choices=choices, usage=usage, dsbd=report)
         return f"data: {chunk.model_dump_json()}\n\n"
+
+    def error_event(self, error: ErrorResponse) -> str:
+        """Return the event of a stream that fails."""
+        return f"data: {error.json()}\n\n"
 
     def first_choice(self, index: int) -> BaseModel | None:
         """Return the choice of the first chunk; None if the endpoint has no such chunk."""

@@ -11,6 +11,7 @@ from dsbd_ort.decoding.top_tokens import PromptLogprobs, TokenLogprobs
 from dsbd_ort.openai_server.chat import ChatBuilder
 from dsbd_ort.openai_server.completions import CompletionBuilder
 from dsbd_ort.openai_server.errors import ErrorResponse
+from dsbd_ort.openai_server.item_responses import ItemResponseBuilder
 from dsbd_ort.openai_server.planner import GenerationPlan
 from dsbd_ort.openai_server.protocol import (
     FINISH_REASONS,
@@ -122,7 +123,7 @@ def pieces_of(start: TextWindow, *parts: Scored) -> TokenPieces:
     )
 
 
-Builder = ChatBuilder | CompletionBuilder
+Builder = ChatBuilder | CompletionBuilder | ItemResponseBuilder
 Results = AsyncIterator[tuple[int, StreamPiece | GenerationResult]]
 """Pieces and results of a plan's engine requests, each with the index of its engine request."""
 
@@ -229,8 +230,8 @@ async def streamed_events(
         if options.include_usage:
             yield builder.event(usage=_usage(plan, choices.num_new_tokens, choices.returned))
     except ErrorResponse as error:
-        yield f"data: {error.json()}\n\n"
-    yield "data: [DONE]\n\n"
+        yield builder.error_event(error)
+    yield builder.end
 
 
 class _ChoiceStreams:
