@@ -13,7 +13,7 @@ Nothing is stored, so the whole conversation is in ``input``.
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from fastapi.exceptions import RequestValidationError
 from pydantic import (
@@ -64,26 +64,26 @@ class _Part(BaseModel):
     """A part of a request, in which null is the same as nothing: clients send what they got."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
+    use: ClassVar[str] = ""  # instead of a type that is not supported
 
     @model_validator(mode="before")
     @classmethod
     def _without_nulls(cls, given: Any) -> Any:
         if not isinstance(given, dict):
             return given
-        kind, known = given.get("type"), cls.model_fields.get("type")
-        if known is not None and isinstance(kind, str) and kind not in cls.kinds():
-            raise ValueError(f"type {in_short(kind)} is not supported; use {cls.fix()}")
-        return {name: value for name, value in given.items() if value is not None}
+        kind, field = given.get("type"), cls.model_fields.get("type")
+        kinds = get_args(field.annotation) if field else ()
+        if kinds and isinstance(kind, str) and kind not in kinds:
+            use = cls.use or " or ".join(kinds)
+            raise ValueError(f"type {in_short(kind)} is not supported; use {use}")
+        return _without_nulls(given)
 
-    @classmethod
-    def kinds(cls) -> tuple[str, ...]:
-        """Return the types that the part may have."""
-        annotation: Any = cls.model_fields["type"].annotation
-        return tuple(annotation.__args__)
 
-    @classmethod
-    def fix(cls) -> str:
-        return " or ".join(cls.kinds())
+class _Item(_Part):
+    """An item of the conversation; of an earlier answer ``id`` and ``status``, unused."""
+
+    id: str | None = None
+    status: str | None = None
 
 
 class InputText(_Part):
@@ -95,40 +95,31 @@ class InputText(_Part):
     logprobs: list[Any] | None = None
 
 
-class InputMessage(_Part):
-    """A message; ``id`` and the like are those of an earlier answer, unused."""
+class InputMessage(_Item):
+    """A message; ``phase`` is that of an earlier answer, unused."""
 
+    use = "message, function_call or function_call_output"
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
     content: str | list[InputText]
-    id: str | None = None
-    status: str | None = None
     phase: str | None = None
 
-    @classmethod
-    def fix(cls) -> str:
-        return "message, function_call or function_call_output"
 
-
-class PastFunctionCall(_Part):
+class PastFunctionCall(_Item):
     """A call that the model has made."""
 
     type: Literal["function_call"]
     call_id: str
     name: str
     arguments: str
-    id: str | None = None
-    status: str | None = None
 
 
-class FunctionCallOutput(_Part):
+class FunctionCallOutput(_Item):
     """The result of a call."""
 
     type: Literal["function_call_output"]
     call_id: str
     output: str | list[InputText]
-    id: str | None = None
-    status: str | None = None
 
 
 def _kind_of_item(item: Any) -> str:
@@ -147,15 +138,12 @@ InputItem = Annotated[
 class FunctionTool(_Part):
     """A function that the model may call."""
 
+    use = "function: this server has no hosted tools"
     type: Literal["function"]
     name: str
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
-
-    @classmethod
-    def fix(cls) -> str:
-        return "function: this server has no hosted tools"
 
     def for_chat(self) -> dict[str, Any]:
         function = self.model_dump(exclude={"type"}, exclude_none=True)

@@ -65,16 +65,6 @@ class OutputCall(BaseModel):
 OutputItem = OutputMessage | OutputCall
 
 
-class ItemUsage(BaseModel):
-    """Tokens of the conversation and of the answer; there are no cached or reasoning tokens."""
-
-    input_tokens: int
-    input_tokens_details: dict[str, int] = {"cached_tokens": 0, "cache_write_tokens": 0}
-    output_tokens: int
-    output_tokens_details: dict[str, int] = {"reasoning_tokens": 0}
-    total_tokens: int
-
-
 class ItemResponse(BaseModel):
     """The response; fields of the request are repeated."""
 
@@ -89,17 +79,13 @@ class ItemResponse(BaseModel):
     model: str
     output: list[OutputItem]
     parallel_tool_calls: bool
-    previous_response_id: None = None
-    background: Literal[False] = False
-    store: Literal[False] = False
     temperature: float | None
     text: dict[str, Any]
     tool_choice: Any
     tools: list[dict[str, Any]]
     top_p: float | None
-    truncation: Literal["disabled"] = "disabled"
     metadata: dict[str, Any]
-    usage: ItemUsage | None = None
+    usage: dict[str, Any] | None = None
     dsbd: Report | None = absent_if_none()
 
 
@@ -262,12 +248,14 @@ class ItemResponseBuilder(ResponseBuilder):
         )
 
 
-def _usage_of(usage: Usage) -> ItemUsage:
-    return ItemUsage(
-        input_tokens=usage.prompt_tokens,
-        output_tokens=usage.completion_tokens,
-        total_tokens=usage.total_tokens,
-    )
+def _usage_of(usage: Usage) -> dict[str, Any]:
+    return {
+        "input_tokens": usage.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+        "output_tokens": usage.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": usage.total_tokens,
+    }
 
 
 def _new_id(kind: str) -> str:

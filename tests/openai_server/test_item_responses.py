@@ -131,7 +131,7 @@ def test_a_parsed_answer_follows_its_schema(client):
 
 
 def test_a_conversation_is_the_prompt_of_the_same_chat(tool_client):
-    """What the endpoint returned is sent back as it is, with results of its calls."""
+    """Items that the endpoint returned are sent back as they are, with results of its calls."""
     chosen = {"tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False}
     first = tool_client.responses.create(**{**FIELDS, "max_output_tokens": 600}, **chosen)
     (call,) = first.output
