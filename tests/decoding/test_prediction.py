@@ -58,6 +58,16 @@ def test_a_place_far_away_needs_more_tokens_that_agree() -> None:
     assert place.next_places == (293,)
 
 
+def test_a_text_that_repeats_itself_is_followed_beyond_an_edit() -> None:
+    """Before the edit more tokens agree than after it, and lead to it again."""
+    prediction, place, num_wrong = Prediction([1, 2, 3] * 20 + [9] + [1, 2, 3] * 40), Place(), 0
+    output = [1, 2, 3] * 50
+    for end in range(1, len(output) + 1):
+        num_wrong += output[end - 1] not in prediction.shares(place)
+        place = prediction.after(place, output[:end])
+    assert num_wrong == 1 and place.num_lost == 0
+
+
 def test_a_token_everywhere_costs_no_more_than_a_rare_one() -> None:
     prediction = Prediction([0] * 100_000 + [1])
     place = Place()

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 _REACH = 8
-_NEAREST = 16  # places of a token that are compared, on each side: bounds the time of a comparison
+_NEAREST = 16  # places of a token that are compared, on each side: bounds the time
 _FIRST_RATE, _LEAST_RATE, _STEP = 0.9, 0.05, 0.05  # of how often the next token was right
 _SURE = 0.75  # probability that the next tokens of all beams are right
 _SHARES = (0.4, 0.25, 0.15)  # of the places to go on, likeliest first, after one unexpected token
@@ -56,12 +56,15 @@ class Prediction:
             if expected < len(tokens) and tokens[expected] == path[-1]:
                 return Place(expected + 1, 0, (expected + 1,))
         lost_at, num_lost = place.lost_at, place.num_lost + 1
-        replaced = lost_at + num_lost
-        found, num_agreeing = self._nearest(replaced - 1, path)
+        expected = lost_at + num_lost - 1  # of the last token, if each has replaced another
+        # First only from there on: in a text that repeats itself all before an edit agrees best.
+        found, num_agreeing = self._nearest(expected, path, lost_at)
+        if num_agreeing < 2 <= num_lost:
+            found, num_agreeing = self._nearest(expected, path, 0)
         if num_agreeing > 1:
             return Place(found + 1, 0, (found + 1,))
         deleted = (found + 1,) if num_agreeing else ()
-        return Place(lost_at, num_lost, tuple(dict.fromkeys((*deleted, replaced, lost_at))))
+        return Place(lost_at, num_lost, tuple(dict.fromkeys((*deleted, expected + 1, lost_at))))
 
     def shares(self, place: Place) -> dict[int, float]:
         """Return the probabilities of the tokens that may come next; less than 1 together."""
@@ -96,15 +99,17 @@ class Prediction:
                 repeated.add(place.lost_at - 1)
         return len(repeated)
 
-    def _nearest(self, expected: int, path: Sequence[int]) -> tuple[int, int]:
+    def _nearest(self, expected: int, path: Sequence[int], first: int) -> tuple[int, int]:
         """Return the last token's place that most tokens lead to, and their number, 0 for none.
 
-        Of several the nearest to ``expected``; places further away than they reach are left out.
+        Of several, from ``first`` on, the nearest to ``expected``; those further away than their
+        tokens reach are left out.
         """
         places = self._places.get(path[-1], [])
         middle = bisect_left(places, expected)
+        begin = max(bisect_left(places, first), middle - _NEAREST)
         found = [(0, 0, 0)]
-        for place in places[max(0, middle - _NEAREST) : middle + _NEAREST]:
+        for place in places[begin : middle + _NEAREST]:
             num_agreeing, distance = self._num_agreeing(place, path), abs(place - expected)
             if distance <= _REACH**num_agreeing:
                 found.append((num_agreeing, -distance, place))
