@@ -135,6 +135,12 @@ class BundleRequests:
             )
         if config.predicted_text is not None:
             config = dataclasses.replace(config, **self._predicted(config))
+        num_predicted, most = len(config.predicted_token_ids), self.bundle.context_length
+        if num_predicted > most:
+            raise InputError(
+                f"predicted_token_ids has {num_predicted} tokens, the context of this bundle holds "
+                f"{most}; give the part that the output repeats"
+            )
         config = config.settled(costs_are_known=True, has_draft=self.has_draft)
         check_drafter(config, has_draft=self.has_draft)
         return config
