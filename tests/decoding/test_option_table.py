@@ -10,6 +10,7 @@ import pytest
 from dsbd_ort.decoding import STRATEGIES, ConfigError, DecodingConfig
 from dsbd_ort.decoding.option_table import OPTION_TABLE
 from tests.decoding.path_constraint import PathConstraint, some_tokens
+from tests.decoding.path_scorer import PathScorer
 from tests.decoding.tables import mixed_table, random_table, run
 
 SAMPLING = {"dsbd", "beam-sample", "speculative", "tree-speculative", "sample"}
@@ -61,6 +62,7 @@ MEANINGFUL = {  # option: (strategies to which it means something, a value that 
     "forced_eos_token_id": (EVERY, 5),
     "constraint": (EVERY, PathConstraint(6, some_tokens(6, always=(5,)), (5,))),
     "logits_processors": (EVERY, (against_the_last,)),
+    "scorers": (EVERY, (PathScorer(6),)),
     "max_new_tokens": (EVERY, 3),
     "seed": (EVERY, 7),
     "num_return_sequences": (BEAMS, 2),
