@@ -77,7 +77,7 @@ class BundleRequests:
         allowed_mass: AllowedMass | None = None,
     ) -> DecodingRequest:
         """Return a validated request of what the engines read; see ``prepare``."""
-        config = self.config(options)
+        config = self._with_bound_scorers(self.config(options))
         if config.prompt_logprobs and inputs.source is not None:
             raise InputError(
                 "prompt_logprobs is true, but the prompt has sounds, whose rows are no tokens; "
@@ -136,6 +136,13 @@ class BundleRequests:
         config = config.settled(costs_are_known=True, has_draft=self.has_draft)
         check_drafter(config, has_draft=self.has_draft)
         return config
+
+    def _with_bound_scorers(self, config: DecodingConfig) -> DecodingConfig:
+        if not any(hasattr(each, "bind") for each in config.scorers):
+            return config
+        known = self.tokenizer, self.bundle.manifest.target.vocab_size, sorted(config.eos_ids)
+        bound = (each.bind(*known) if hasattr(each, "bind") else each for each in config.scorers)
+        return dataclasses.replace(config, scorers=tuple(bound))
 
     def text_start(self, prompt_ids: Sequence[int], config: DecodingConfig) -> TextWindow:
         skips = config.skip_special_tokens

@@ -17,6 +17,7 @@ from scripts.family_checkpoints import VOCAB_SIZE, write_checkpoint
 from tests.doc_blocks import DOCUMENTS, ROOT, Block, ExportsOnce, blocks_of, run_block
 from tests.runtime.bundle_edits import with_files, without_draft
 from tests.runtime.tiny_graph import TinyModel, write_tiny_bundle
+from tests.test_language_model import ARPA
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
@@ -89,6 +90,7 @@ def workspace(tmp_path, tiny_bundle, checkpoints):
     with (tmp_path / "damaged_bundle" / "target" / "model.onnx").open("r+b") as file:
         file.truncate(1000)
     (tmp_path / "prompt.txt").write_text("def read(path):")
+    (tmp_path / "domain.arpa").write_text(ARPA)
     (tmp_path / "long.txt").write_text("x" * 2100)
     (tmp_path / "texts").mkdir()
     for number in range(8):

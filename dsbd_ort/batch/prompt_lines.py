@@ -64,7 +64,7 @@ class BatchSettings:
             self.system,
             self.chat_template_kwargs,
         ]
-        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+        return hashlib.sha256(json.dumps(parts, default=repr).encode()).hexdigest()
 
 
 def _trie_digest(options: dict[str, Any]) -> str | None:

@@ -23,6 +23,7 @@ from dsbd_ort.decoding.option_values import (
     Wholes,
 )
 from dsbd_ort.engine.limits import MOST, MOST_BYTES, MOST_SECONDS
+from dsbd_ort.scorers import LanguageModel
 from dsbd_runtime.typed_json import in_short
 
 _MOST_CHOICES_SHOWN = 3
@@ -197,6 +198,35 @@ CONSTRAINT_OPTIONS = {
     "trie": _settings("A token sequence of this file (.trie, .npy).", type=PATH, metavar="FILE"),
 }
 """The click settings of each kind of constraint."""
+
+SCORER_OPTIONS = {
+    "lm": _settings(
+        "N-gram model of words whose scores are added: ARPA, or KenLM's binary form.",
+        type=PATH,
+        metavar="FILE",
+    ),
+    "lm_weight": _settings(
+        "Factor of its log-probabilities [0.5].", type=FiniteRange(0, 100), metavar="FLOAT"
+    ),
+    "word_bonus": _settings(
+        "Added for each word [1.5].", type=FiniteRange(-100, 100), metavar="FLOAT"
+    ),
+}
+"""The click settings of a language model."""
+
+
+def scorers_given(values: Mapping[str, Any]) -> list[LanguageModel]:
+    """Return the scorers of ``SCORER_OPTIONS``; raise click.UsageError for numbers without one.
+
+    InputError: the file is no language model.
+    """
+    numbers = {"weight": values.get("lm_weight"), "word_bonus": values.get("word_bonus")}
+    given = {name: value for name, value in numbers.items() if value is not None}
+    if (file := values.get("lm")) is not None:
+        return [LanguageModel(file, **given)]
+    if given:
+        raise click.UsageError("--lm-weight and --word-bonus need --lm; add it, or leave them out")
+    return []
 
 
 def constraint_given(values: Mapping[str, Any]) -> dict[str, Any] | None:

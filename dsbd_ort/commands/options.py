@@ -31,9 +31,11 @@ from dsbd_ort.commands.option_types import (
     COUNT,
     COUNT_OR_NONE,
     PATH,
+    SCORER_OPTIONS,
     TOLERANCE,
     OptionText,
     constraint_given,
+    scorers_given,
 )
 from dsbd_ort.decoding.option_row import OptionRow
 from dsbd_ort.decoding.option_table import IN_PYTHON_ALONE, OPTIONS_BY_SECTION
@@ -267,6 +269,9 @@ def decoding_options(*, of_server: bool = False) -> Any:
             if name == "constraint" and not of_server:
                 for kind, settings in CONSTRAINT_OPTIONS.items():
                     options[kind] = option(**settings, section=section)
+            elif name == "scorers" and not of_server:
+                for scorer, settings in SCORER_OPTIONS.items():
+                    options[scorer] = option(**settings, section=section)
             elif name not in IN_PYTHON_ALONE and (row.is_set_by_server or not of_server):
                 options[name] = _option_of(name, row, section)
     for name, text in () if of_server else _LANGUAGES.items():
@@ -290,4 +295,6 @@ def _option_of(name: str, row: OptionRow, section: str) -> Any:
 def _given(**values: Any) -> dict[str, Any]:
     kinds = {name: values.pop(name) for name in CONSTRAINT_OPTIONS if name in values}
     values["constraint"] = constraint_given(kinds)
+    of_scorers = {name: values.pop(name) for name in SCORER_OPTIONS if name in values}
+    values["scorers"] = tuple(scorers_given(of_scorers))
     return {name: value for name, value in values.items() if value not in (None, ())}

@@ -51,6 +51,7 @@ class DecodingOptions(TypedDict, total=False):
     forced_eos_token_id: int | None
     constraint: Any
     logits_processors: Sequence[Any]
+    scorers: Sequence[Any]
     max_new_tokens: int
     seed: int | None
     num_return_sequences: int
@@ -117,6 +118,7 @@ class DecodingConfig:
     forced_eos_token_id: int | None
     constraint: Any
     logits_processors: tuple[Any, ...]
+    scorers: tuple[Any, ...]
     max_new_tokens: int
     seed: int | None
     num_return_sequences: int

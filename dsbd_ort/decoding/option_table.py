@@ -331,6 +331,17 @@ OPTIONS_BY_SECTION: dict[str, dict[str, OptionRow]] = {
             is_set_by_server=False,
             http=None,
         ),
+        "scorers": _Processor(
+            Objects(
+                (("start", "advance", "scores"), ("bind",)),
+                "a list of scorers, such as dsbd_ort.scorers.LanguageModel",
+                is_list=True,
+            ),
+            (),
+            "Scorers, applied last: each adds a number to the score of every next token.",
+            is_set_by_server=False,
+            http=None,
+        ),
     },
     "Constraint": {
         "constraint": _Processor(
@@ -380,7 +391,7 @@ OPTIONS_BY_SECTION: dict[str, dict[str, OptionRow]] = {
 
 OPTION_TABLE = {name: row for rows in OPTIONS_BY_SECTION.values() for name, row in rows.items()}
 PROCESSORS = tuple(name for name, row in OPTION_TABLE.items() if row.is_processor)
-IN_PYTHON_ALONE = ("logits_processors",)
+IN_PYTHON_ALONE = ("logits_processors", "scorers")
 """Options whose values no text or JSON can give."""
 _DEFAULTS = {
     name: None if callable(row.default) else row.default for name, row in OPTION_TABLE.items()

@@ -138,11 +138,15 @@ def check_request(request: DecodingRequest, target: EngineSpec, draft: EngineSpe
             f"stop_strings is {shown(config.stop_strings)}, but decoding sees tokens, not text; "
             "give decode a stop state as well, or use Pipeline"
         )
-    if request.running_constraint is not None and not hasattr(request.running_constraint, "start"):
-        raise DecodingError(
-            f"constraint is {shown(config.constraint)}, which requires a tokenizer; bind it to "
-            "one, or use Pipeline"
-        )
+    constraint = (
+        [("constraint is", request.running_constraint)] if request.running_constraint else []
+    )
+    for name, value in [*constraint, *(("scorers has", each) for each in config.scorers)]:
+        if not hasattr(value, "start"):
+            raise DecodingError(
+                f"{name} {shown(value)}, which requires a tokenizer; bind it to one, or use "
+                "Pipeline"
+            )
     highest_eos = max(config.eos_ids, default=0)
     if highest_eos >= target.vocab_size:
         raise DecodingError(

@@ -9,85 +9,80 @@ has gained 2, 4 and 0 after each token; [1, 2, 3, 5] has gained 2, 4, 6 and 6.
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
+from dsbd_ort.constraints.position import object_states
+from dsbd_ort.decoding.logits_processing.candidates import Scores
+from dsbd_ort.decoding.logits_processing.constraint import States
+from dsbd_ort.decoding.logits_processing.path_states import Tokens
 from dsbd_ort.decoding.option_values import shown
 from dsbd_runtime.errors import InputError
 from dsbd_runtime.text.tokenizer import Tokenizer
 
 MOST_WORDS = 1024
 _MOST_TOKENS = 32  # of one
-_CACHED = 1024  # paths
 
 Word = tuple[int, ...]
+_State = tuple[Word, int]
+"""The begun word of a path, and the number of tokens that may lose their bonus."""
 
 
 class HotWords:
-    """A logits processor of the user's kind, (path, scores) -> scores; see ``DecodingConfig``."""
+    """Scorer: a constant for each token of the words, which an incomplete match loses again."""
 
-    def __init__(self, words: Sequence[Word], gain: float) -> None:
+    name = "hot_words"
+
+    def __init__(self, words: Sequence[Word], gain: float, vocab_size: int) -> None:
         """``words``: tokens of each word; ``gain``: log-probability added for each token."""
         self._words = frozenset(words)
-        self._gain = gain
+        self._gain, self._vocab_size = gain, vocab_size
         self._next: dict[Word, set[int]] = {}
         for word in words:
             for end, token in enumerate(word):
                 self._next.setdefault(word[:end], set()).add(token)
-        self._states: dict[Word, tuple[Word, int]] = {}
 
-    def __call__(self, path: NDArray[np.int64], scores: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the scores of the next token, (vocab_size,), with its bonus or the loss of one."""
-        begun, pending = self._state(tuple(path.tolist()))
+    def start(self, prompt_ids: Sequence[int]) -> States:
+        """See Scorer."""
+        state: _State = (), 0
+        for token in prompt_ids:
+            state = self._after(state, token)
+        return object_states([state])
+
+    def advance(self, states: States, tokens: Tokens) -> States:
+        """See Scorer."""
+        pairs = zip(states, tokens.tolist(), strict=True)
+        return object_states([self._after(state, token) for state, token in pairs])
+
+    def scores(self, states: States, tokens: Tokens | None) -> Scores:
+        """See Scorer: each next token's bonus or the loss of one."""
+        found = np.zeros((len(states), self._vocab_size if tokens is None else tokens.shape[1]))
+        for row, (begun, pending) in enumerate(states):
+            found[row] -= self._gain * pending
+            for token, new in self._gains(begun, pending).items():
+                place = token if tokens is None else tokens[row] == token
+                found[row, place] += self._gain * (pending + new)
+        return found
+
+    def _gains(self, begun: Word, pending: int) -> dict[int, int]:
+        """Return by token how many tokens a match has then, of those that no word has yet."""
         gains: dict[int, int] = {}
         for start in range(len(begun) + 1):
             if start and len(begun) - start > pending:
                 continue  # it would begin within a complete word
             for token in self._next.get(begun[start:], ()):
-                new = 1 if start == 0 else len(begun) - start + 1 - pending
-                gains.setdefault(token, new)
-        scores -= self._gain * pending
-        for token, new in gains.items():
-            scores[token] += self._gain * (pending + new)
-        return scores
+                gains.setdefault(token, 1 if start == 0 else len(begun) - start + 1 - pending)
+        return gains
 
-    def gained(self, prompt_ids: Sequence[int], token_ids: Sequence[int]) -> float:
-        """Return the bonus of an output for all its hot words."""
-        path, count = (*prompt_ids, *token_ids), 0
-        begun, pending = self._state(tuple(prompt_ids))
-        for end in range(len(prompt_ids), len(path)):
-            before = pending
-            begun, pending, num_complete = self._after(begun, before, path[end])
-            count += pending - before + num_complete
-        return self._gain * count
-
-    def _state(self, path: Word) -> tuple[Word, int]:
-        """Return the begun word of a path, and the number of tokens that may lose their bonus."""
-        if (found := self._states.get(path)) is not None:
-            return found
-        state: tuple[Word, int] = ((), 0)
-        left = path
-        if (parent := self._states.get(path[:-1])) is not None:
-            state, left = parent, path[-1:]
-        for token in left:
-            begun, pending, _ = self._after(*state, token)
-            state = begun, pending
-        if len(self._states) >= _CACHED:
-            self._states.clear()
-        self._states[path] = state
-        return state
-
-    def _after(self, begun: Word, pending: int, token: int) -> tuple[Word, int, int]:
-        """Return both after one more token, and how many tokens the longest word completes."""
+    def _after(self, state: _State, token: int) -> _State:
+        begun, pending = state
         for start in range(len(begun) + 1):
             if start and len(begun) - start > pending:
                 continue
             if token in self._next.get(begun[start:], ()):
                 word = (*begun[start:], token)
-                num_pending = pending + 1 if start == 0 else len(word)
                 if word in self._words:
-                    return word if word in self._next else (), 0, num_pending
-                return word, num_pending, 0
-        return (), 0, 0
+                    return word if word in self._next else (), 0
+                return word, pending + 1 if start == 0 else len(word)
+        return (), 0
 
 
 def read_hot_words(words: object, tokenizer: Tokenizer) -> tuple[Word, ...]:

@@ -22,6 +22,7 @@ from dsbd_ort.decoding.result import DecodedSequence
 from dsbd_ort.decoding.stats import DecodingStats
 from dsbd_ort.option_defaults import DRAFTING
 from dsbd_ort.prompts import RequestInputs
+from dsbd_ort.scorers import added_score
 from dsbd_ort.speech.hot_words import HotWords
 from dsbd_ort.speech.segmentation import compression_ratio, least_compression_ratio
 from dsbd_ort.speech.speech_request import SpeechRequest
@@ -138,8 +139,9 @@ class _Sample:
         logprob = sequence.logprob
         if config.row.rule == "search":  # as processors have it
             logprob = sequence.score * len(token_ids) ** config.length_penalty
-        elif self._texts.hot_words is not None:
-            logprob += self._texts.hot_words.gained(self.request.prompt_ids, token_ids)
+        else:
+            prompt_ids = self.request.prompt_ids
+            logprob += sum(added_score(each, prompt_ids, token_ids) for each in config.scorers)
         logprob -= float(self._mass.before(token_ids).sum())
         ratio = compression_ratio(token_ids, self._texts.speech_request.vocab_size)
         has_ended = token_ids[-1] in config.eos_ids
@@ -167,9 +169,9 @@ class WindowTexts:
     ) -> None:
         """``options``: of every request, unless ``request`` has others."""
         self.speech_request = request
-        self.hot_words = None
-        if request.hot_words and request.hot_word_gain:
-            self.hot_words = HotWords(request.hot_words, request.hot_word_gain)
+        self._hot_words: list[HotWords] = []
+        if request.hot_words and (gain := request.hot_word_gain):
+            self._hot_words = [HotWords(request.hot_words, gain, request.vocab_size)]
         self._pipeline, self._options = pipeline, options
         self.stats: list[DecodingStats] = []
 
@@ -221,9 +223,8 @@ class WindowTexts:
 
     def _options_at(self, temperature: float) -> dict[str, Any]:
         options: dict[str, Any] = {**self._options, **self.speech_request.options}
-        if self.hot_words is not None:
-            given = options.get("logits_processors") or ()
-            options["logits_processors"] = (*given, self.hot_words)
+        if self._hot_words:
+            options["scorers"] = (*(options.get("scorers") or ()), *self._hot_words)
         if temperature == 0.0:
             wanted = self.speech_request.num_return_sequences
             more: dict[str, Any] = {"num_return_sequences": wanted} if wanted > 1 else {}

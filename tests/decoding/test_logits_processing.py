@@ -1,6 +1,7 @@
 """Processors and constraints: speculation stays invisible, the law exact, in every strategy."""
 
 from collections import Counter
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from tests.decoding.exact_laws import (
     total_variation,
 )
 from tests.decoding.path_constraint import PathConstraint, some_tokens
+from tests.decoding.path_scorer import PathScorer, scorer_of_path
 from tests.decoding.tables import (
     LogitsOf,
     all_tokens,
@@ -55,6 +57,12 @@ def less_of_recent(path: np.ndarray, scores: np.ndarray) -> np.ndarray:
     return scores
 
 
+@dataclass
+class UnboundScorer:
+    def bind(self, *_: Any) -> PathScorer:
+        return PathScorer(VOCAB)
+
+
 ALLOWED = some_tokens(VOCAB, always=(EOS,))
 PROCESSING: dict[str, dict[str, Any]] = {
     "lists": {"constraint": PathConstraint(VOCAB, ALLOWED, (EOS,))},
@@ -74,11 +82,14 @@ PROCESSING: dict[str, dict[str, Any]] = {
     "bias": {"logit_bias": {2: 1.5, 7: -3.0}, "suppress_tokens": [8]},
     "length": {"min_new_tokens": 7, "forced_eos_token_id": EOS},
     "function": {"logits_processors": [less_of_recent]},
+    "scorer": {"scorers": [PathScorer(VOCAB)]},
+    "lowering scorer": {"scorers": [PathScorer(VOCAB, most=0.0, has_highest=True)]},
     "several": {
         "constraint": PathConstraint(VOCAB, ALLOWED, (EOS,), as_bits=True),
         "frequency_penalty": 0.5,
         "no_repeat_ngram_size": 3,
         "repetition_penalty": 1.2,
+        "scorers": [PathScorer(VOCAB), PathScorer(VOCAB, most=0.5, has_highest=True)],
     },
 }
 PAIRS = {  # speculative strategy: (options, the strategy that it equals)
@@ -163,6 +174,10 @@ LAWS = {  # name: (options, the same as a change of logits by path, written on i
         with_trie,
     ),
     "counts": ({"presence_penalty": 0.9, "frequency_penalty": 0.5}, with_counts),
+    "scorer": (
+        {"scorers": [PathScorer(3)]},
+        lambda logits, path: logits + scorer_of_path(PathScorer(3), path),
+    ),
 }
 
 
@@ -262,6 +277,21 @@ REFUSED: list[tuple[dict[str, Any], type[DecodingError], str]] = [
             r"processor <function .*> returned scores of shape",
         )
         for function in (lambda path, s: s[:3], lambda path, s: s * np.nan)
+    ),
+    (
+        {"scorers": [PathScorer(3)]},
+        ConstraintError,
+        r"the test's scorer returned scores of shape \(1, 3\); expected shape \(1, 11\), finite",
+    ),
+    (
+        {"scorers": [PathScorer(VOCAB, most=np.inf)]},
+        ConstraintError,
+        r"returned scores of shape \(1, 11\), with NaN or \+inf; expected shape \(1, 11\)",
+    ),
+    (
+        {"scorers": [UnboundScorer()]},
+        DecodingError,
+        r"scorers has UnboundScorer\(\), which requires a tokenizer; bind it",
     ),
 ]
 

@@ -16,7 +16,7 @@ from dsbd_ort import Canonical, DecodingConfig, GenerationResult, Pipeline, Rege
 from dsbd_ort.decoding import STRATEGIES, WithResult
 from tests.robustness.preempting import PreemptedPipeline
 from tests.robustness.whole_request_checks import config_without_draft
-from tests.robustness.whole_requests import VALUES, constraint_of, has_meaning
+from tests.robustness.whole_requests import VALUES, constraint_of, has_meaning, scorers_of
 
 
 @dataclass(frozen=True)
@@ -116,6 +116,7 @@ def demo_requests(draw: st.DrawFn, most_top_k: int = 0, texts: Texts = DEMO_TEXT
         options["top_k"] = draw(st.integers(1, most_top_k))
     kind = options.get("constraint", "none")
     options["constraint"] = constraint_of(kind, texts.vocab_size, ())
+    options["scorers"] = scorers_of(options.get("scorers", ()), texts.vocab_size)
     if kind != "none" and draw(st.booleans()):
         options["constraint"] = CANONICAL
     if draw(st.booleans()):

@@ -18,6 +18,24 @@ ODD_VALUES: list[Any] = [
     *(len, lambda path, scores: scores, object(), Ellipsis, 1j, range(3), {1, 2}, iter([1])),
     *(b"7", bytearray(b"7"), "x" * 10_000, [None], [[[]]], (0.0, "x"), type),
 ]
+
+
+class EvenTokens:
+    """A scorer of the parity of tokens; all paths have one state."""
+
+    name = "even tokens"
+
+    def start(self, prompt_ids):
+        return np.zeros(1)
+
+    def advance(self, states, tokens):
+        return states
+
+    def scores(self, states, tokens):
+        read = np.arange(258)[None] if tokens is None else tokens
+        return np.broadcast_to(read % 2 * 0.5, (len(states), read.shape[1]))
+
+
 SENSIBLE: dict[str, list[Any]] = {
     "strategy": [*STRATEGIES],
     "num_beams": [1, 2, 3],
@@ -53,6 +71,7 @@ SENSIBLE: dict[str, list[Any]] = {
     "forced_eos_token_id": [None, 98],
     "constraint": [None, AllowedTokens(lambda path: [97, 98], 98), Choice(["ab", "abc"])],
     "logits_processors": [[], [lambda path, scores: scores - 1.0]],
+    "scorers": [[], [EvenTokens()]],
     "max_new_tokens": [1, 2, 5],
     "seed": [0, 5, 2**63, 2**127],
     "num_return_sequences": [1, 2],

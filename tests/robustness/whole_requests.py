@@ -1,5 +1,6 @@
 """Whole requests drawn at random, with every combination of options, on tables."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +19,7 @@ from dsbd_ort.decoding.drafting.cost_curve import CostCurve, EngineCosts
 from dsbd_ort.decoding.request import DecodingRequest, Preempts
 from tests.decoding.feature_tables import pair_of
 from tests.decoding.path_constraint import PathConstraint, chains, some_tokens
+from tests.decoding.path_scorer import PathScorer
 from tests.decoding.tables import LogitsOf, ends_with, random_table
 from tests.decoding.top_table import TopTable
 from tests.robustness.preempting import ForcedPreemptions
@@ -203,6 +205,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "forced_bos_token_id": st.integers(0, 2),
     "forced_eos_token_id": st.integers(0, 2),
     "logits_processors": st.sampled_from([(), (fewer_of_the_last,)]),
+    "scorers": st.sampled_from([(), (1.0,), (0.0, 0.5)]),
     "constraint": st.sampled_from(CONSTRAINTS),
     "num_return_sequences": st.integers(1, 4),
     "length_penalty": st.sampled_from([-2.0, 0.0, 1.0, 3.0]),
@@ -285,6 +288,7 @@ def whole_requests(draw: st.DrawFn, strategy: str, largest_vocab: int = 300) -> 
     }
     eos = tuple(options["eos_token_id"] or ())
     options["constraint"] = constraint_of(options.get("constraint", "none"), vocab_size, eos)
+    options["scorers"] = scorers_of(options.get("scorers", ()), vocab_size)
     if options.get("num_beams", 1) > 32:  # a table takes its time
         options["max_new_tokens"] = min(options["max_new_tokens"], 3)
     run = st.lists(tokens, min_size=1, max_size=2).map(tuple)
@@ -328,6 +332,11 @@ def constraint_of(kind: str, vocab_size: int, eos: tuple[int, ...]) -> PathConst
     if kind == "ending":
         return PathConstraint(vocab_size, allowed, eos, ends_after=ends_by_itself)
     return PathConstraint(vocab_size, allowed, eos, as_bits=kind == "bits")
+
+
+def scorers_of(largest: Sequence[float], vocab_size: int) -> list[PathScorer]:
+    """Return scorers by the largest number that each adds; 0 is known in advance."""
+    return [PathScorer(vocab_size, most, has_highest=most == 0.0) for most in largest]
 
 
 def ends_by_itself(path: tuple[int, ...]) -> bool:

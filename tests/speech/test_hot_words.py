@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from dsbd_ort import Pipeline
+from dsbd_ort.scorers import added_score
 from dsbd_ort.speech.hot_words import HotWords, read_hot_words
 from dsbd_runtime.errors import InputError
 
@@ -26,18 +27,21 @@ TEXTS = [  # (words, text, what it has gained after each token, in tokens)
 
 def stepwise(words, text, prompt=()):
     """Gain of each token of a text, by the scores."""
-    hot = HotWords(words, GAIN)
-    gains = []
-    for end, token in enumerate(text):
-        path = np.array([*prompt, *text[:end]], np.int64)
-        gains.append(hot(path, np.zeros(VOCAB_SIZE))[token] / GAIN)
+    hot = HotWords(words, GAIN, VOCAB_SIZE)
+    states, gains = hot.start(prompt), []
+    for token in text:
+        of_all = hot.scores(states, None)[0]
+        listed = np.array([[-1, token, 7, 0]])
+        assert (hot.scores(states, listed)[0, 1:] == of_all[listed[0, 1:]]).all()
+        gains.append(of_all[token] / GAIN)
+        states = hot.advance(states, np.array([token]))
     return gains
 
 
 @pytest.mark.parametrize(("words", "text", "wanted"), TEXTS)
 def test_what_a_text_gains(words, text, wanted):
     assert tuple(itertools.accumulate(stepwise(words, text))) == wanted
-    assert HotWords(words, GAIN).gained((), text) == GAIN * wanted[-1]
+    assert added_score(HotWords(words, GAIN, VOCAB_SIZE), (), text) == GAIN * wanted[-1]
 
 
 def test_the_gain_of_any_text_is_that_of_its_tokens_and_never_negative():
@@ -47,15 +51,10 @@ def test_the_gain_of_any_text_is_that_of_its_tokens_and_never_negative():
         text = tuple(rng.integers(0, 4, 12).tolist())
         split = int(rng.integers(0, 12))
         gains = stepwise(words, text[split:], prompt=text[:split])
-        hot = HotWords(words, GAIN)
-        assert hot.gained(text[:split], text[split:]) == pytest.approx(GAIN * sum(gains))
-        assert 0 <= hot.gained((), text) <= GAIN * len(text)
-
-
-def test_what_is_forbidden_stays_so():
-    hot = HotWords([(1, 2)], GAIN)
-    found = hot(np.array([1]), np.full(VOCAB_SIZE, -np.inf))
-    assert np.isneginf(found).all()
+        whole = added_score(HotWords(words, GAIN, VOCAB_SIZE), (), text)
+        before = added_score(HotWords(words, GAIN, VOCAB_SIZE), (), text[:split])
+        assert whole - before == pytest.approx(GAIN * sum(gains))
+        assert 0 <= whole <= GAIN * len(text)
 
 
 def test_words_are_read_as_they_stand_in_a_text(speech_pipe: Pipeline):

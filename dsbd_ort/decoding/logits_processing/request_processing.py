@@ -29,6 +29,7 @@ from dsbd_ort.decoding.logits_processing.path_states import (
     Tokens,
 )
 from dsbd_ort.decoding.logits_processing.processors import processors_of
+from dsbd_ort.decoding.logits_processing.scorer import ScorerStates
 from dsbd_ort.decoding.option_values import shown
 from dsbd_ort.decoding.warp import Warp
 
@@ -55,17 +56,21 @@ class RequestProcessing:
         self._warp = Warp.of(config)
         self._processes_log_probs = self._warp.is_raw and config.num_beams > 1
         read = prompt_ids if source is None else source
-        self.processors = list(processors_of(config, len(prompt_ids), vocab_size, read))
+        eos = np.array(sorted(config.eos_ids), int)
+        self._scorers = [ScorerStates(scorer, prompt_ids, eos) for scorer in config.scorers]
+        self.processors = [
+            *processors_of(config, len(prompt_ids), vocab_size, read),
+            *self._scorers,
+        ]
         self.paths = PathTokens(prompt_ids, vocab_size)
         self.constraint: ConstraintStates | None = None
         if constraint is not None:
-            eos = np.array(sorted(config.eos_ids), int)
             self.constraint = ConstraintStates(constraint, prompt_ids, eos)
         self.forbidden, self.mass = forbidden, mass
 
     @property
     def path_states(self) -> list[PathStates]:
-        return [self.paths, *([self.constraint] if self.constraint else [])]
+        return [self.paths, *([self.constraint] if self.constraint else []), *self._scorers]
 
     def distributions(self, logits: Logits, nodes: Nodes, *, is_draft: bool) -> ListedDistributions:
         """Return the distributions after nodes; ``logits``: of these, one row each.

@@ -181,6 +181,12 @@ class Tokenizer:
         return f"<{token_id}>" if piece is None else piece
 
     @functools.cached_property
+    def special_token_ids(self) -> frozenset[int]:
+        """The tokens that are no text, such as the end of a sequence."""
+        added = self._backend.get_added_tokens_decoder()
+        return frozenset(token_id for token_id, token in added.items() if token.special)
+
+    @functools.cached_property
     def with_special_tokens(self) -> Tokenizer:
         """The same tokenizer, whose texts have the special tokens as the vocabulary spells them."""
         other = copy.copy(self)
