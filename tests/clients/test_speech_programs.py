@@ -23,6 +23,11 @@ PATHS = [PROGRAMS / "aliases", ROOT, ROOT / "export", ROOT / "runtime"]
 ON_OURS = {"PYTHONPATH": ":".join(map(str, PATHS))}
 
 
+@pytest.fixture
+def speech_bundle(whisper):
+    return whisper / "bundle"
+
+
 @pytest.fixture(scope="module")
 def audio(tmp_path_factory):
     file = tmp_path_factory.mktemp("audio") / "sound.wav"

@@ -157,6 +157,7 @@ REFUSED = [
     ({"hallucination_silence_threshold": 2.0}, "hallucination_silence_threshold is 2.0"),
     ({"append_punctuations": "!"}, "append_punctuations is '!'; expected"),
     ({"chunk_length": 15}, "chunk_length is 15; expected 1, the seconds"),
+    ({"temperature": []}, "temperature has 0 values"),
     ({"beam_sise": 3}, "unknown option 'beam_sise'; did you mean 'beam_size'"),
     ({"language": "xx"}, "language is 'xx'; expected the code"),
     ({"task": "sing"}, "task is 'sing'; expected one of transcribe"),
@@ -168,6 +169,11 @@ def test_refused(model, options, words):
     with pytest.raises(InputError, match=words) as raised:
         model.transcribe(speech_like(0.5), **options)
     assert "\n" not in str(raised.value)
+
+
+def test_audio_that_is_refused(model):
+    with pytest.raises(InputError, match=r"audio has the shape \(2, 9\); expected samples of"):
+        model.transcribe(np.zeros((2, 9), np.float32))
 
 
 def test_models_that_are_refused(speech_bundle, tiny_bundle):

@@ -23,6 +23,7 @@ from dsbd_ort.speech.faster_whisper.records import (
 from dsbd_ort.speech.faster_whisper.windows import OpenedPipeline, RankedTranscription
 from dsbd_ort.speech.languages import ENGLISH, code_of
 from dsbd_ort.speech.segmentation import without_second_end
+from dsbd_ort.speech.speech_request import read_temperatures
 from dsbd_ort.speech.spoken_parts import SpeechTimes
 from dsbd_ort.speech.transcript import TASKS
 from dsbd_ort.speech.voice_activity import Part, VadOptions, silero, speech_parts
@@ -227,18 +228,18 @@ class BatchedInferencePipeline:
             **dict.fromkeys(_THRESHOLDS),
         }
         asked = replace(asked, condition_on_previous_text=False, **alone)
-        chunks = _joined(parts, 0 if clips else most)
-        transcriptions = [
-            model.transcription(heard[begin:end], asked, task, detected[0], is_one_window=True)
-            for begin, end in chunks
-        ]
+        chunks, given = _joined(parts, 0 if clips else most), (asked, task, detected[0])
 
         def segments() -> Iterator[Segment]:
             number = 0
             for first in range(0, len(chunks), batch_size):
-                rounds = model.pipeline.rounds(transcriptions[first : first + batch_size])
-                found_by_chunk = zip(*rounds, strict=True)
-                for (begin, _), found in zip(chunks[first:], found_by_chunk, strict=False):
+                batch = chunks[first : first + batch_size]
+                sounds = [heard[begin:end] for begin, end in batch]
+                rounds = model.pipeline.rounds(
+                    [model.transcription(each, *given, is_one_window=True) for each in sounds]
+                )
+                by_chunk = zip(*rounds, strict=True)
+                for (begin, _), found in zip(batch, by_chunk, strict=False):  # all may be empty
                     for segment in chain.from_iterable(found):
                         number += 1
                         offset = begin / SAMPLING_RATE
@@ -252,8 +253,7 @@ _THRESHOLDS = ("compression_ratio_threshold", "log_prob_threshold", "no_speech_t
 
 
 def _asked(options: dict[str, Any], speech: SpeechEntry) -> TranscriptionOptions:
-    temperature = options.pop("temperature", TranscriptionOptions.temperatures)
-    several = temperature if isinstance(temperature, list | tuple) else [temperature]
+    several = read_temperatures(options.pop("temperature", TranscriptionOptions.temperatures))
     if (length := options.pop("chunk_length", None)) not in (None, speech.chunk_seconds):
         raise InputError(
             f"chunk_length is {shown(length)}; expected {speech.chunk_seconds}, the seconds that "
@@ -266,9 +266,11 @@ def _asked(options: dict[str, Any], speech: SpeechEntry) -> TranscriptionOptions
 
 
 def _samples(audio: Audio) -> Samples:
-    if isinstance(audio, np.ndarray):
-        return audio.astype(np.float32)
-    return decode_audio(audio)
+    if not isinstance(audio, np.ndarray):
+        return decode_audio(audio)
+    if audio.ndim != 1:
+        raise InputError(f"audio has the shape {audio.shape}; expected samples of one channel")
+    return audio.astype(np.float32)
 
 
 def _spoken(

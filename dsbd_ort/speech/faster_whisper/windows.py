@@ -135,7 +135,8 @@ class RankedTranscription(WhisperTranscription):
             best_of=asked.best_of,
             options=_options(asked, speech, encoder.start_token_id),
         )
-        super().__init__(pipeline, speech, encoder.start_token_id, samples, request)
+        # the features are not those of the base: it gets no samples that it would read
+        super().__init__(pipeline, speech, encoder.start_token_id, samples[:1], request)
         padded = np.pad(samples, (0, _PADDING))
         self._windows = LogMel(MelForm().sized(speech, 0)).windows(padded)
         self._num_frames = len(samples) // speech.hop_length
