@@ -25,12 +25,8 @@ from dsbd_ort.speech.faster_whisper.model import (
     WhisperModel,
     decode_audio,
 )
-from dsbd_ort.speech.faster_whisper.records import (
-    Segment,
-    TranscriptionInfo,
-    TranscriptionOptions,
-    Word,
-)
+from dsbd_ort.speech.faster_whisper.records import TranscribedSegment as Segment
+from dsbd_ort.speech.faster_whisper.records import TranscriptionInfo, TranscriptionOptions, Word
 from dsbd_ort.speech.voice_activity import VadOptions
 
 __all__ = [

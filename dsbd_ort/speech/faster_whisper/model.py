@@ -15,7 +15,7 @@ from dsbd_ort.decoding.option_values import did_you_mean, shown
 from dsbd_ort.speech import transcript
 from dsbd_ort.speech.audio import SAMPLING_RATE, Samples, read_audio
 from dsbd_ort.speech.faster_whisper.records import (
-    Segment,
+    TranscribedSegment,
     TranscriptionInfo,
     TranscriptionOptions,
     Word,
@@ -32,7 +32,7 @@ from dsbd_runtime.parts.speech_entry import SpeechEntry
 
 Audio = str | os.PathLike[str] | BinaryIO | NDArray[np.floating]
 VadParameters = Mapping[str, Any] | VadOptions | None
-Found = tuple[Iterable[Segment], TranscriptionInfo]
+Found = tuple[Iterable[TranscribedSegment], TranscriptionInfo]
 Detected = tuple[str, float, list[tuple[str, float]] | None]
 
 _OF_DOWNLOADS = {"download_root", "local_files_only", "revision", "use_auth_token"}
@@ -230,7 +230,7 @@ class BatchedInferencePipeline:
         asked = replace(asked, condition_on_previous_text=False, **alone)
         chunks, given = _joined(parts, 0 if clips else most), (asked, task, detected[0])
 
-        def segments() -> Iterator[Segment]:
+        def segments() -> Iterator[TranscribedSegment]:
             number = 0
             for first in range(0, len(chunks), batch_size):
                 batch = chunks[first : first + batch_size]
@@ -321,7 +321,7 @@ def _info(
 
 def _their(
     segment: transcript.Segment, number: int, speech: SpeechEntry, offset: float = 0.0
-) -> Segment:
+) -> TranscribedSegment:
     """Return a segment as faster-whisper's; ``offset``: seconds before its audio."""
     words = segment.words and [
         Word(
@@ -329,7 +329,7 @@ def _their(
         )
         for each in segment.words
     ]
-    return Segment(
+    return TranscribedSegment(
         id=number,
         seek=segment.seek + int(offset / speech.seconds_per_frame),
         start=round(segment.start + offset, 3),

@@ -28,8 +28,8 @@ class Word(_Record):
 
 
 @dataclass
-class Segment(_Record):
-    """A part of the text; times in seconds, ``seek`` in frames, ``tokens`` without its 2nd end."""
+class TranscribedSegment(_Record):
+    """A segment, exported as ``Segment``; times in seconds, ``seek`` in frames."""
 
     id: int
     seek: int
