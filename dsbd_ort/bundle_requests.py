@@ -12,8 +12,10 @@ from dsbd_ort.decoding import DecodeResult, DecodingConfig, DecodingRequest, Tra
 from dsbd_ort.decoding.drafting.ngram import NGramPool
 from dsbd_ort.decoding.logits_processing.allowed_after import AllowedMass
 from dsbd_ort.media_prompts import MediaPrompt, MediaReader, is_conversation
+from dsbd_ort.medium_front_end import OWN_LIMITS, MediaLimits
 from dsbd_ort.model_pair import MOST_CALLERS, Recent, check_drafter
 from dsbd_ort.option_defaults import ModelDefaults, Options, resolve
+from dsbd_ort.picture_prompts import PictureReader
 from dsbd_ort.pipeline_options import PipelineOptions
 from dsbd_ort.prompts import SRC_LANG, Prompt, PromptReader, RequestInputs, check_context, new_seed
 from dsbd_ort.results import (
@@ -39,9 +41,13 @@ class BundleRequests:
         self.has_draft = has_draft
         self.tokenizer = Tokenizer.from_bundle(bundle)
         self.prompts = PromptReader(bundle, self.tokenizer)
-        self.media: MediaReader | None = None  # of a model whose prompts may have sounds
+        self.media: MediaReader | None = None  # of a model whose prompts may have them
         if bundle.manifest.target.given is not None:
             self.media = MediaReader(bundle, self.tokenizer, lambda: self.chat_template)
+        self.pictures: PictureReader | None = None  # of an encoder-decoder that reads pictures
+        encoder = self.prompts.encoder
+        if encoder is not None and encoder.picture is not None:
+            self.pictures = PictureReader(encoder, encoder.picture, self.tokenizer)
         self.defaults = ModelDefaults.from_bundle(
             bundle, reads_file=options.generation_config, of_chats=options.chat_defaults
         )
@@ -62,9 +68,12 @@ class BundleRequests:
         """Return the validated request of ``generate``; it may draft by the caller's texts."""
         src_lang = options.get(SRC_LANG) if isinstance(options, Mapping) else None
         read = self.chat_prompt(prompt) if is_conversation(prompt) else cast("Prompt", prompt)
-        inputs = self.prompts.read(read, src_lang)
-        if isinstance(read, MediaPrompt):
-            inputs = dataclasses.replace(inputs, source=read.source)
+        if isinstance(read, MediaPrompt) and self.pictures is not None:
+            inputs = RequestInputs(list(read), read.source)
+        else:
+            inputs = self.prompts.read(read, src_lang)
+            if isinstance(read, MediaPrompt):
+                inputs = dataclasses.replace(inputs, source=read.source)
         return self.request_of(inputs, options, trace=trace, caller=caller)
 
     def request_of(
@@ -80,7 +89,7 @@ class BundleRequests:
         config = self._with_bound_scorers(self.config(options))
         if config.prompt_logprobs and inputs.source is not None:
             raise InputError(
-                "prompt_logprobs is true, but the prompt has sounds, whose rows are no tokens; "
+                "prompt_logprobs is true, but the prompt has media, whose rows are no tokens; "
                 "leave it out"
             )
         stops, token_ids = config.stop_strings, inputs.prompt_ids
@@ -99,7 +108,7 @@ class BundleRequests:
             ngram_pool=self._pools.of(caller) if self._pools and config.has_ngram_drafter else None,
             trace=trace,
             source=inputs.source,
-            copied_ids=inputs.copied_ids,
+            copied_ids=inputs.copied_ids or (self.media.heard(inputs.source) if self.media else ()),
             allowed_mass=allowed_mass,
         )
 
@@ -170,8 +179,11 @@ class BundleRequests:
         *,
         add_generation_prompt: bool = True,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        limits: MediaLimits = OWN_LIMITS,
     ) -> list[int]:
         """See Pipeline.chat_prompt."""
+        if self.pictures is not None:
+            return self.pictures.read(messages, limits)
         if self.prompts.encoder is not None:
             raise InputError(
                 f"the model of {self.bundle.path} is an encoder-decoder, which has no chats; give "
@@ -182,6 +194,7 @@ class BundleRequests:
                 messages,
                 add_generation_prompt=add_generation_prompt,
                 variables=chat_template_kwargs,
+                limits=limits,
             )
         text = self.chat_template.render(
             messages, add_generation_prompt=add_generation_prompt, variables=chat_template_kwargs

@@ -157,7 +157,7 @@ def loaded_pair(bundle: Bundle, options: PipelineOptions) -> tuple[CausalLM, Cau
 
 
 def learned_costs(bundle: Bundle, draft: CausalLM | None) -> LearnedCosts:
-    """Return the costs of a pair, which requests refine; a speech model's draft is not called."""
+    """Return the costs of a pair, which requests refine; drafts of no text are not called."""
     costs = LearnedCosts(
         bundle.num_bytes("target"), bundle.num_bytes("draft"), bundle.num_encoder_bytes("draft")
     )
@@ -166,6 +166,6 @@ def learned_costs(bundle: Bundle, draft: CausalLM | None) -> LearnedCosts:
     encoder = bundle.manifest.target.encoder
     if encoder is None:
         learn_from_first_calls(costs, draft)
-    elif encoder.speech is None:
+    elif encoder.fixed is None:
         learn_from_first_calls(costs, draft, source=(0,))
     return costs

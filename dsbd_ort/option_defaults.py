@@ -91,7 +91,7 @@ class ModelDefaults:
                 if OPTION_TABLE[name].is_processor and OPTION_TABLE[name].of_model == "any"
             }
         chat_options: dict[str, Any] = {}
-        if of_chats:  # a file with one option of sampling says all of it
+        if of_chats and not reads_source:  # a file with one option of sampling says all of it
             sampling = {} if any(name in options for name in WARPING) else CHAT_SAMPLING
             chat_options = {**sampling, "max_new_tokens": LONGEST_CHAT_ANSWER}
         has_draft = "draft" in bundle.roles

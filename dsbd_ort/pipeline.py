@@ -203,10 +203,11 @@ class Pipeline:
         if (vad := read_vad(options.get(VAD))) is not None:
             samples, given = read_samples(audio, SAMPLING_RATE), {**options, VAD: False}
             return speech_transcription(samples, vad, lambda part: self.transcription(part, given))
-        if (media := self.requests.media) is not None:
-            samples = read_samples(audio, media.medium.sampling_rate)
+        media = self.requests.media
+        if media is not None and media.sound is not None:
+            samples = read_samples(audio, media.sound.sampling_rate)
             vocab_size = self.bundle.manifest.target.vocab_size
-            return PromptedTranscription(self, media, samples, options, vocab_size)
+            return PromptedTranscription(self, media, media.sound, samples, options, vocab_size)
         encoder = self.prompts.encoder
         if encoder is None or encoder.speech is None:
             raise InputError(
@@ -336,9 +337,9 @@ class Pipeline:
     ) -> list[int]:
         """Return the token ids of a conversation, rendered with the checkpoint's chat template.
 
-        They are a prompt for ``generate`` and ``stream``, with the sounds of the messages if the
-        model reads sound. ``chat_template_kwargs`` are more variables of the template, such as
-        ``enable_thinking``. See ChatTemplate.render.
+        They are a prompt for ``generate`` and ``stream``, with the sounds or pictures of the
+        messages if the model reads them. ``chat_template_kwargs`` are more variables of the
+        template, such as ``enable_thinking``. See ChatTemplate.render.
 
         Raises:
             BundleError: the bundle has no chat template.
@@ -354,9 +355,9 @@ class Pipeline:
     @property
     def transcribes(self) -> bool:
         """Whether the model reads sound."""
-        encoder = self.prompts.encoder
+        encoder, media = self.prompts.encoder, self.requests.media
         is_speech = encoder is not None and encoder.speech is not None
-        return is_speech or self.requests.media is not None
+        return is_speech or (media is not None and media.sound is not None)
 
     @contextlib.contextmanager
     def held_source(self, source: Source) -> Iterator[None]:

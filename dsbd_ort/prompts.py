@@ -127,11 +127,6 @@ class PromptReader:
         InputError, DecodingError: the prompt or the language is invalid. CapacityError: the source
         is longer than the encoder reads.
         """
-        if self.encoder is not None and self.encoder.speech is not None:
-            raise InputError(
-                f"the model of {self._bundle.path} reads sound, a {type(prompt).__name__} is given "
-                "as its prompt; use transcribe, or --audio"
-            )
         token_ids = self.token_ids(prompt, src_lang)
         if self.encoder is None:
             return RequestInputs(token_ids)
@@ -151,6 +146,12 @@ class PromptReader:
         add_special_tokens: bool = True,
     ) -> list[int]:
         """Return the tokens of a prompt or source; raise InputError or DecodingError."""
+        if self.encoder is not None and self.encoder.fixed is not None:
+            way = "transcribe, or --audio" if self.encoder.speech else "messages, or --image"
+            raise InputError(
+                f"the model of {self._bundle.path} reads {self.encoder.fixed.noun}, a "
+                f"{type(prompt).__name__} is given as its prompt; use {way}"
+            )
         token_ids = prompt_ids(self.tokenizer, prompt, add_special_tokens=add_special_tokens)
         if self.encoder is None:
             check_prompt(token_ids, self._bundle.manifest.target.vocab_size)

@@ -472,16 +472,8 @@ FAMILY_CHECKPOINTS: dict[str, FamilyCheckpoint] = {
     "bamba": _row(
         "bamba", "BambaConfig", _GROUPED, **_MAMBA2, attn_layer_indices=[1], is_quick=False
     ),
-    "qwen3_vl": _composite(
-        "qwen3_vl",
-        "Qwen3VLConfig",
-        "qwen3_vl_text",
-        True,
-        head_dim=16,
-        **_mrope(4, 2, 2, mrope_interleaved=True),
-    ),
     "qwen2_5_vl": _composite(
-        "qwen2_5_vl", "Qwen2_5_VLConfig", "qwen2_5_vl_text", **_mrope(4, 2, 2)
+        "qwen2_5_vl", "Qwen2_5_VLConfig", "qwen2_5_vl_text", True, **_mrope(4, 2, 2)
     ),
     "gemma3-4b": _composite(
         "gemma3",
@@ -502,13 +494,8 @@ FAMILY_CHECKPOINTS: dict[str, FamilyCheckpoint] = {
     ),
     "mistral3": _composite("mistral3", "Mistral3Config", "mistral", head_dim=16),
     "internvl": _composite("internvl", "InternVLConfig", "qwen3", head_dim=16),
-    "smolvlm": _composite("smolvlm", "SmolVLMConfig", "llama"),
-    "idefics3": _composite("idefics3", "Idefics3Config", "llama"),
     "llava": _composite("llava", "LlavaConfig", "llama"),
     "llava_onevision": _composite("llava_onevision", "LlavaOnevisionConfig", "qwen2"),
-    "granite_docling": _composite(
-        "granite_docling", "GraniteDoclingConfig", "granite_docling_text"
-    ),
     "lighton_ocr": _composite("lighton_ocr", "LightOnOcrConfig", "qwen3", head_dim=16),
     "glm46v": _composite(
         "glm46v", "Glm46VConfig", "glm4v_text", **_mrope(2, 1, 1, partial_rotary_factor=0.5)

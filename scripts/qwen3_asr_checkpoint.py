@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from scripts.family_checkpoints import tiny_tokenizer, write_checkpoint
 NUM_MELS = 16
 WINDOW_FRAMES = 200
 CONTEXT = 512
-_TEXTS = (
+TEXTS = (
     "The quick brown fox says that he heard the other one.",
     "Das Haus ist klein, und alt. language English system user assistant",
 )
@@ -114,17 +115,6 @@ def write_qwen3_asr(
     """
     config = qwen3_asr_config(audio, **text)
     write_checkpoint(folder, config, deviation)
-    tokenizer = tiny_tokenizer(_TEXTS)
-    spare = FIRST_SPECIAL - tokenizer.get_vocab_size()
-    tokenizer.add_tokens([f"<|spare_{number}|>" for number in range(spare)])
-    tokenizer.add_special_tokens(list(SPECIAL_TOKENS))
-    tokenizer.save(str(folder / "tokenizer.json"))
-    settings = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "eos_token": "<|im_end|>",
-        "pad_token": "<|endoftext|>",
-        "additional_special_tokens": list(SPECIAL_TOKENS),
-    }
     features = {
         "feature_extractor_type": "Qwen3ASRFeatureExtractor",
         "feature_size": config.audio_config.num_mel_bins,
@@ -134,9 +124,42 @@ def write_qwen3_asr(
         "n_window": 50,
         "min_length": 8_000,
     }
+    write_speech_files(
+        folder,
+        SPECIAL_TOKENS,
+        end="<|im_end|>",
+        end_ids=[TOKENS["<|endoftext|>"], TOKENS["<|im_end|>"]],
+        features=features,
+        template=CHAT_TEMPLATE,
+    )
+    return folder
+
+
+def write_speech_files(
+    folder: Path,
+    special_tokens: Sequence[str],
+    *,
+    end: str,
+    end_ids: Sequence[int],
+    features: Mapping[str, Any],
+    template: str,
+) -> None:
+    """Write a tokenizer, settings and a chat template next to the weights of a tiny model."""
+    tokenizer = tiny_tokenizer(TEXTS)
+    spare = FIRST_SPECIAL - tokenizer.get_vocab_size()
+    tokenizer.add_tokens([f"<|spare_{number}|>" for number in range(spare)])
+    tokenizer.add_special_tokens(list(special_tokens))
+    tokenizer.save(str(folder / "tokenizer.json"))
+    pad = "<|endoftext|>" if "<|endoftext|>" in special_tokens else end
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": end,
+        "pad_token": pad,
+        "additional_special_tokens": list(special_tokens),
+    }
     generation = {
-        "eos_token_id": [TOKENS["<|endoftext|>"], TOKENS["<|im_end|>"]],
-        "pad_token_id": TOKENS["<|endoftext|>"],
+        "eos_token_id": list(end_ids),
+        "pad_token_id": FIRST_SPECIAL + list(special_tokens).index(pad),
     }
     contents = {
         "tokenizer_config.json": settings,
@@ -145,5 +168,4 @@ def write_qwen3_asr(
     }
     for name, content in contents.items():
         (folder / name).write_text(json.dumps(content), encoding="utf-8")
-    (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE, encoding="utf-8")
-    return folder
+    (folder / "chat_template.jinja").write_text(template, encoding="utf-8")

@@ -262,6 +262,8 @@ def _source_cells(model: Summary) -> dict[str, str]:
         if speech.alignment is not None:
             source += f"\ntimes of words, by {len(speech.alignment_heads or ())} heads"
         languages = speech.languages
+    if (picture := model.encoder.picture) is not None:
+        source = f"a picture, {picture.height} x {picture.width}: {picture.num_positions:,} rows"
     if languages is not None:
         source += f"\n{len(languages)} languages: {', '.join(list(languages)[:3])}, ..."
     return {"source": source, "bytes a source token": f"{model.source_bytes_per_token:,}"}

@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 import click
 from rich.console import Console
@@ -20,10 +21,12 @@ from dsbd_ort.commands.one_line import packages_of
 from dsbd_ort.commands.run_arguments import STANDARD_STREAM, RunArguments
 from dsbd_ort.commands.transcription import print_stats, run_audio
 from dsbd_ort.decoding import RequestTrace
+from dsbd_ort.picture_prompts import conversation_of
 from dsbd_ort.pipeline import Pipeline
-from dsbd_ort.prompts import Messages, user_messages
+from dsbd_ort.prompts import user_messages
 from dsbd_ort.results import error_object, json_text, result_object
 from dsbd_ort.trace_page.trace_file import check_trace_path, write_trace
+from dsbd_runtime.text.chat_messages import Message
 
 ANSWERS_FILE = "answers.jsonl"
 
@@ -49,7 +52,11 @@ def run(arguments: RunArguments) -> int:
         )
     arguments = replace(arguments, stream=arguments.can_stream)
     with arguments.opening.open() as pipeline:
-        talk(responder_of(pipeline, arguments).respond, line_of_terminal)
+        responder = responder_of(pipeline, arguments)
+        if isinstance(responder, _Pictures):  # there is nothing to ask
+            responder.respond("", lambda: False)
+        else:
+            talk(responder.respond, line_of_terminal)
     return 0
 
 
@@ -165,12 +172,16 @@ class Responder:
 class _Chat(Responder):
     def __init__(self, pipeline: Pipeline, arguments: RunArguments) -> None:
         super().__init__(pipeline, arguments)
-        self._messages: Messages = []
+        self._messages: list[Message] = []
 
     def respond(self, text: str, is_interrupted: Callable[[], bool]) -> Answer:
         """Answer ``text``, print the answer; an interrupted one is kept as far as printed."""
-        system = None if self._messages else self._arguments.system
-        messages = [*self._messages, *user_messages(text, system)]
+        begins, arguments = not self._messages, self._arguments
+        messages = [*self._messages, *user_messages(text, arguments.system if begins else None)]
+        if begins and arguments.image:
+            parts = [{"type": "image", "image": file} for file in arguments.image_files]
+            asked = [{"type": "text", "text": text}] if text else []
+            messages[-1] = {"role": "user", "content": [*parts, *asked]}
         prompt = self._pipeline.chat_prompt(
             messages, chat_template_kwargs=self._arguments.chat_template_kwargs
         )
@@ -179,9 +190,32 @@ class _Chat(Responder):
         return done
 
 
+class _Pictures(Responder):
+    """Answers each picture by an encoder-decoder; several are computed together."""
+
+    def respond(self, text: str, is_interrupted: Callable[[], bool]) -> Answer:
+        """Answer the pictures of --image; ``text``: how each answer begins, such as a task."""
+        arguments, pipeline = self._arguments, self._pipeline
+        prompts = [conversation_of(file, text) for file in arguments.image_files]
+        if len(prompts) == 1:
+            return self._answer(pipeline.chat_prompt(prompts[0]), is_interrupted, heading="")
+        results = pipeline.generate(cast("Any", prompts), **arguments.options)
+        for file, result in zip(arguments.image_files, results, strict=True):
+            done = Answer(result.sequences[0].text, result, result.stats)
+            if arguments.as_json:
+                click.echo(json_text({"image": str(file), **result_object(result)}))
+            else:
+                click.echo(f"{file}:\n{_as_text(done, '')}")
+            if arguments.stats:
+                print_stats(result.stats, f"statistics of {file.name}")
+        return done
+
+
 def responder_of(pipeline: Pipeline, arguments: RunArguments) -> Responder:
-    """Return a responder that continues text or, with --chat, holds a conversation."""
-    return _Chat(pipeline, arguments) if arguments.chat else Responder(pipeline, arguments)
+    """Return a responder that continues text or, with --chat or --image, holds a conversation."""
+    if arguments.image and pipeline.requests.pictures is not None:
+        return _Pictures(pipeline, arguments)
+    return _Chat(pipeline, arguments) if arguments.is_chat else Responder(pipeline, arguments)
 
 
 def talk(

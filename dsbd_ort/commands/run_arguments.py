@@ -35,7 +35,7 @@ _EXCLUDE = [  # (option, option, fix)
     ("--stream", "--json", "one streams text, the other prints one object; use one"),
     *(
         ("--input", other, "the prompts are the lines of --input; leave the other out")
-        for other in ("--prompt", "--prompt-file")
+        for other in ("--prompt", "--prompt-file", "--image")
     ),
     *(
         ("--input", other, "--output gets one JSON object per line with statistics; leave it out")
@@ -70,6 +70,14 @@ class RunArguments:
         help="Text to continue; with --chat the user's message.", section=_PROMPT
     )
     prompt_file: Path | None = option(type=PATH, help="File with the text.", section=_PROMPT)
+    image: tuple[Path, ...] = option(
+        type=PATH,
+        multiple=True,
+        metavar="FILE",
+        help="Picture that the prompt is about, for models that read pictures. May be repeated, "
+        "and more files may follow.",
+        section=_PROMPT,
+    )
     chat: bool = flag(help="Apply the checkpoint's chat template to the prompt.", section=_PROMPT)
     system: str | None = option(metavar="TEXT", help="System message of a --chat.", section=_PROMPT)
     chat_template_kwargs: dict[str, Any] | None = option(
@@ -137,21 +145,22 @@ class RunArguments:
     speech: SpeechArguments = speech_options()
     options: dict[str, Any] = decoding_options()
     pipeline: PipelineSettings = pipeline_settings()
-    more_audio: tuple[Path, ...] = argument(type=PATH, nargs=-1, metavar="")
+    more_files: tuple[Path, ...] = argument(type=PATH, nargs=-1, metavar="")
 
     def check(self, given: Collection[str]) -> None:
         """Raise click.UsageError for contradictions among the options ``given``."""
         check_with_audio(given, flags_of_section(SECTION))
-        if self.more_audio and not self.audio:
+        if self.more_files and not (self.audio or self.image):
             raise click.UsageError(
-                f"unexpected argument {self.more_audio[0]}; files follow the first of --audio, a "
-                "prompt is given with --prompt"
+                f"unexpected argument {self.more_files[0]}; files follow the first of --audio or "
+                "--image, a prompt is given with --prompt"
             )
         for one, other, fix in _EXCLUDE:
             if one in given and other in given:
                 raise click.UsageError(f"{one} and {other} contradict each other: {fix}")
         for needing, needed in _NEED:
-            if needing in given and needed not in given:
+            is_there = needed in given or (needed == "--chat" and self.is_chat)
+            if needing in given and not is_there:
                 raise click.UsageError(f"{needing} needs {needed}; add it, or leave {needing} out")
         if "--concurrency" in given and not {"--input", "--audio"} & {*given}:
             raise click.UsageError(
@@ -176,11 +185,20 @@ class RunArguments:
     @property
     def opening(self) -> PipelineSettings:
         """How the bundle is opened, for chats or for texts."""
-        return replace(self.pipeline, chat_defaults=self.chat and self.chat_defaults)
+        return replace(self.pipeline, chat_defaults=self.is_chat and self.chat_defaults)
+
+    @property
+    def is_chat(self) -> bool:
+        """Whether a prompt is a user's message: pictures are parts of one."""
+        return self.chat or bool(self.image)
 
     @property
     def audio_files(self) -> tuple[Path, ...]:
-        return self.audio + self.more_audio
+        return self.audio + self.more_files if self.audio else ()
+
+    @property
+    def image_files(self) -> tuple[Path, ...]:
+        return self.image + self.more_files if self.image else ()
 
     @property
     def streams_text(self) -> bool:
@@ -210,6 +228,6 @@ class RunArguments:
                 text = (sys.stdin.buffer.read() if file is None else file.read_bytes()).decode()
             except (OSError, UnicodeDecodeError) as error:
                 raise click.UsageError(f"{source} cannot be read as UTF-8 text: {error}") from error
-            if not text and file is None:
+            if not text and file is None and not self.image:
                 raise click.UsageError(_NO_PROMPT)
         return text

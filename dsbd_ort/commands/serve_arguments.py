@@ -102,13 +102,22 @@ class ServeArguments:
             help="Seconds for a request body to arrive.",
             is_rare=True,
         ),
+        fetches_urls=option(
+            "--allow-media-urls",
+            help="Fetch pictures of chats from http and https URLs, of public addresses.",
+            section=_SERVER,
+            is_rare=True,
+        ),
         max_audio_bytes=option(
-            type=BYTES, help="Maximum bytes of a request body with audio.", is_rare=True
+            type=BYTES,
+            help="Maximum bytes of a request body with audio or pictures, and of a picture "
+            "that is fetched.",
+            is_rare=True,
         ),
         audio_timeout_s=option(
             "--audio-timeout",
             type=SECONDS,
-            help="Seconds for a request body with audio to arrive.",
+            help="Seconds for a request body with audio or pictures to arrive.",
             is_rare=True,
         ),
         max_audio_s=option(

@@ -27,6 +27,7 @@ GIVE_UP_INTERVAL = 16
 
 Preempts = Callable[[EngineCall], bool]
 
+CopiedIds = Sequence[int] | Callable[[], Sequence[int]]
 GivesUp = Callable[[list[list[int]], list[DecodedSequence]], bool]
 """Receives the new tokens of each live beam, and the sequences that have ended."""
 
@@ -52,7 +53,8 @@ class DecodingRequest:
         num_sharers: returns how many requests share the engine calls now, for the same policy.
         source: see ``Forward.source``.
         copied_ids: tokens that the output may repeat, as those of a source: the n-gram drafter
-            reads them before the prompt.
+            reads them before the prompt. A function returns them once they are known, before that
+            none.
         allowed_mass: records how much of the target's distributions processors leave; None: off.
         preempts: for tests: returns whether the request's rows are dropped before this engine call
             and computed again; of several requests the youngest is asked. None: only for room.
@@ -73,7 +75,7 @@ class DecodingRequest:
     trace: TraceRecorder | None = None
     num_sharers: Callable[[], int] = lambda: 1
     source: Source = None
-    copied_ids: Sequence[int] = ()
+    copied_ids: CopiedIds = ()
     allowed_mass: AllowedMass | None = None
     preempts: Preempts | None = None
     gives_up: GivesUp | None = None

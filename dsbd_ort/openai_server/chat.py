@@ -46,7 +46,8 @@ class TextPart(BaseModel):
         if kind != "text":
             raise ValueError(
                 f"a part of type {in_short(kind)} is not supported: this server reads text, and "
-                "sound if its model does; use parts of type 'text', or 'input_audio'"
+                "sound or pictures if its model does; use parts of type 'text', 'input_audio' or "
+                "'image_url'"
             )
         return part
 
@@ -67,13 +68,35 @@ class AudioPart(BaseModel):
     input_audio: InputAudio
 
 
+class ImageUrl(BaseModel):
+    """A picture as a data URL; ``detail`` is not used: the model's own sizes are."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    url: str
+    detail: Literal["auto", "low", "high"] | None = None
+
+
+class ImagePart(BaseModel):
+    """A part of a message's content that is a picture."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    type: Literal["image_url"]
+    image_url: ImageUrl
+
+
+_TAG_BY_TYPE = {"input_audio": "AudioPart", "image_url": "ImagePart"}
+
+
 def _kind_of_part(part: Any) -> str:
     kind = part.get("type") if isinstance(part, dict) else getattr(part, "type", None)
-    return "AudioPart" if kind == "input_audio" else "TextPart"  # neither is a field of a part
+    tag = _TAG_BY_TYPE.get(kind) if isinstance(kind, str) else None
+    return tag or "TextPart"  # no field of a part has these names
 
 
 ContentPart = Annotated[
-    Annotated[TextPart, Tag("TextPart")] | Annotated[AudioPart, Tag("AudioPart")],
+    Annotated[TextPart, Tag("TextPart")]
+    | Annotated[AudioPart, Tag("AudioPart")]
+    | Annotated[ImagePart, Tag("ImagePart")],
     Discriminator(_kind_of_part),
 ]
 
@@ -117,13 +140,13 @@ class ChatMessage(BaseModel):
     cache_control: dict[str, Any] | None = None
 
     @property
-    def has_sound(self) -> bool:
+    def has_media(self) -> bool:
         parts = self.content if isinstance(self.content, list) else []
-        return any(isinstance(part, AudioPart) for part in parts)
+        return any(not isinstance(part, TextPart) for part in parts)
 
     def for_template(self) -> dict[str, Any]:
         content: str | list[dict[str, Any]]
-        if isinstance(self.content, list) and self.has_sound:
+        if isinstance(self.content, list) and self.has_media:
             content = [part.model_dump(exclude={"cache_control"}) for part in self.content]
         elif isinstance(self.content, list):
             content = "".join(part.text for part in self.content if isinstance(part, TextPart))
@@ -156,6 +179,10 @@ class ChatBody(GenerationBody):
         return bool(self.tools) or super().may_take_long
 
     @property
+    def has_media(self) -> bool:
+        return any(message.has_media for message in self.messages)
+
+    @property
     def num_top_logprobs(self) -> int | None:
         if self.top_logprobs and not self.logprobs:
             message = f"top_logprobs is {self.top_logprobs}, which needs logprobs true; set it"
@@ -174,9 +201,9 @@ class ChatBody(GenerationBody):
                     )
                     raise bad_request(reason, field, "unsupported")
         has_calls = any(each.tool_calls or each.role == "tool" for each in self.messages)
-        if (self.tools or has_calls) and any(message.has_sound for message in self.messages):
+        if (self.tools or has_calls) and self.has_media:
             raise bad_request(
-                "sound cannot be combined with tools and their calls; leave out one of them",
+                "media cannot be combined with tools and their calls; leave out one of them",
                 "messages",
                 "unsupported",
             )

@@ -46,6 +46,7 @@ Body = TypeVar("Body", CompletionBody, ChatBody)
 T = TypeVar("T")
 Event = TypeVar("Event")
 _GRAMMAR_THREADS = 2
+_MEDIA_THREADS = 4
 
 
 class Gate:
@@ -81,6 +82,7 @@ class GenerationHandler:
         self._metrics = metrics
         self._gate = gate
         self._grammar_threads = ThreadPoolExecutor(_GRAMMAR_THREADS, "grammars")
+        self._media_threads = ThreadPoolExecutor(_MEDIA_THREADS, "media")
         manifest = service.pipeline.bundle.path / MANIFEST_NAME
         digest = hashlib.sha256(manifest.read_bytes()).hexdigest()
         self._fingerprint = f"dsbd-ort-{__version__}-{digest[:12]}"
@@ -103,9 +105,10 @@ class GenerationHandler:
             timeout_s = self._settings.request_timeout_s
             generation = Generation(self._service, meter, timeout_s, _caller(request))
             on_end.callback(generation.close)
-            # In a thread: tokenizing would delay other clients. Grammars may take a second each, so
-            # they have threads of their own and delay only each other.
+            # In a thread: tokenizing would delay other clients. Grammars may take a second each,
+            # and pictures at URLs ten: they have threads of their own and delay only their like.
             threads = self._grammar_threads if body.may_take_long else None
+            threads = self._media_threads if body.has_media else threads
             plan = await asyncio.get_running_loop().run_in_executor(
                 threads, _submitted, generation, plan_of, body
             )

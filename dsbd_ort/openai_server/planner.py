@@ -11,6 +11,7 @@ from dsbd_errors import DsbdError
 from dsbd_ort.constraints import TokenTrie
 from dsbd_ort.decoding import DecodingConfig
 from dsbd_ort.engine import Service
+from dsbd_ort.medium_front_end import MediaLimits
 from dsbd_ort.openai_server.chat import ChatBody
 from dsbd_ort.openai_server.choices import (
     Choices,
@@ -23,6 +24,7 @@ from dsbd_ort.openai_server.choices import (
 )
 from dsbd_ort.openai_server.completions import CompletionBody
 from dsbd_ort.openai_server.errors import bad_request, rejection
+from dsbd_ort.openai_server.media_urls import MediaFetcher
 from dsbd_ort.openai_server.plain_tools import (
     CALL_BEGINS,
     PLAIN,
@@ -105,6 +107,8 @@ class Planner:
         # Refuses options that no request could have.
         self._pipeline.config(with_server({}, self._defaults, self._pipeline.defaults))
         self._new_seed = new_seed
+        fetch = MediaFetcher(settings.max_audio_bytes) if settings.fetches_urls else None
+        self._media = MediaLimits(max_seconds=settings.max_audio_s, read_url=fetch)
         self._pipeline.constraints.guard()
         for trie in settings.tries.values():
             self._pipeline.constraints.bound(trie)  # refuses one beyond the vocabulary
@@ -140,7 +144,8 @@ class Planner:
 
     def plan_chat(self, body: ChatBody) -> GenerationPlan:
         """Return the engine requests of /v1/chat/completions; raises as ``plan_completion``."""
-        if self._pipeline.prompts.encoder is not None:
+        requests = self._pipeline.requests
+        if self._pipeline.prompts.encoder is not None and requests.pictures is None:
             raise bad_request(
                 "this model is an encoder-decoder and has no chats; use /v1/completions with the "
                 "source as prompt",
@@ -149,6 +154,9 @@ class Planner:
             )
         try:
             messages = body.template_messages()
+            if requests.pictures is not None:
+                read = requests.chat_prompt(messages, limits=self._media)
+                return self._plan(body, [read], None, echo=False)
             tools = self._tool_use(body)
             prompt = self._chat_prompt(body, messages, tools)
             plan = self._plan(body, [prompt], None, echo=False, tools=tools)
@@ -200,8 +208,9 @@ class Planner:
         self, body: ChatBody, messages: list[dict[str, Any]], tools: ToolUse | None
     ) -> list[int]:
         ids = functools.partial(
-            self._pipeline.chat_prompt,
+            self._pipeline.requests.chat_prompt,
             add_generation_prompt=body.add_generation_prompt is not False,
+            limits=self._media,
         )
         if not messages or not self._speaks_plainly(bool(body.tools)):
             return ids(messages, chat_template_kwargs=_template_variables(body, tools))
@@ -285,7 +294,8 @@ class Planner:
         """
         if config.longest_path is not None:  # a sequence is returned whole, or the request refused
             return config.longest_path
-        num_rows = num_prompt_tokens if self._pipeline.prompts.encoder is None else 1
+        reads_text = self._pipeline.prompts.encoder and not self._pipeline.requests.pictures
+        num_rows = 1 if reads_text else num_prompt_tokens
         most = self._service.most_new_tokens(num_rows, config)
         own: int = self._pipeline.defaults.options.get("max_new_tokens", most)
         of_server: int = self._settings.max_new_tokens or most

@@ -75,6 +75,11 @@ class GenerationBody(ConstraintFields):
     stream_options: StreamOptions | None = None
 
     @property
+    def has_media(self) -> bool:
+        """Whether the prompt has sounds or pictures."""
+        return False
+
+    @property
     def num_top_logprobs(self) -> int | None:
         """How many of the most probable tokens to return at each position; None: no logprobs."""
         raise NotImplementedError

@@ -28,6 +28,7 @@ class ServingSettings:
         max_draft_nodes: candidates of one drafted forest, over all draft layers.
         max_best_of: limit of n and of best_of.
         max_audio_s: seconds of one audio: memory for its samples, 64 kB each.
+        fetches_urls: whether pictures of chats may be http and https URLs, see MediaFetcher.
         defaults: options of requests that leave them out, see ServerDefaults.
         tries: tries that requests may name, see dsbd_ort.TokenTrie.
         tool_template: whether tools are plain text (``PLAIN``) or refused (``OWN``), if the model's
@@ -50,6 +51,7 @@ class ServingSettings:
     max_audio_bytes: int = 25 * 2**20
     audio_timeout_s: float = 60.0
     max_audio_s: float = 3600.0
+    fetches_urls: bool = False
     request_timeout_s: float = 600.0
     defaults: Mapping[str, Any] = field(default_factory=dict)
     tries: Mapping[str, TokenTrie] = field(default_factory=dict)

@@ -1,8 +1,7 @@
 """Transcription of an audio by a language model that reads sound in its prompt.
 
-A long audio is cut at quiet places. Each part is a conversation: the system's turn is text that
-helps, such as names; the user's turn is the sound; the model's turn is the language and the text.
-A request that names the language begins the model's turn itself.
+A long audio is cut at quiet places. Each part is a conversation by the recipe of the model's kind,
+which reads the answer too.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,51 +13,32 @@ import numpy as np
 from dsbd_ort.decoding.option_values import shown
 from dsbd_ort.media_prompts import MediaReader
 from dsbd_ort.prompts import RequestInputs
-from dsbd_ort.speech.languages import DETECTED, LANGUAGE_NAMES, code_of
+from dsbd_ort.speech.languages import DETECTED, code_of
 from dsbd_ort.speech.log_mel import Samples
+from dsbd_ort.speech.recipes import RECIPES, Asked, Recipe
+from dsbd_ort.speech.sound_front_end import SoundFrontEnd
 from dsbd_ort.speech.speech_request import SpeechRequest
 from dsbd_ort.speech.transcript import TASKS, Segment, Skipped
 from dsbd_ort.speech.transcription import Steps, Transcription
 from dsbd_ort.speech.window_texts import SpeechPipeline
 from dsbd_ort.speech.words import Align
 from dsbd_runtime.errors import InputError
-from dsbd_runtime.text.chat_messages import Message
 
 MOST_SECONDS = 60.0  # of a part: keys and values of a minute of Qwen3-ASR 1.7B take 180 MB
 _MOST_TOKENS = 512  # of the text of a part
 _SEARCHED_SECONDS = 5.0  # at the end of a part, for its quietest place
 _QUIET_SECONDS = 0.1
-_MARK = "<asr_text>"  # after the language
-_BEGIN = "language "
-_NO_LANGUAGE = "None"  # of silence
 _WITHOUT_SPACES = ("ja", "th", "yue", "zh")
-
-
-class PromptedLanguages:
-    """Languages of Qwen3-ASR: the name by which a prompt calls each, by its code."""
-
-    languages: Mapping[str, str] = {
-        **{
-            code: LANGUAGE_NAMES[code].title()
-            for code in (
-                *("ar", "cs", "da", "de", "el", "en", "es", "fa", "fi", "fr", "hi", "hu", "id"),
-                *("it", "ja", "ko", "mk", "ms", "nl", "pl", "pt", "ro", "ru", "sv", "th", "tr"),
-                *("vi", "yue", "zh"),
-            )
-        },
-        "fil": "Filipino",
-    }
 
 
 _NEVER = {
     "return_timestamps": "this model writes no times",
     "condition_on_previous_text": "this model reads each part of an audio alone",
-    "no_speech_threshold": "this model itself says if nobody speaks",
+    "no_speech_threshold": "this model gives no probability that nobody speaks",
 }
 """Options of other speech models, and why this kind refuses them."""
 _DEFAULTS: dict[str, Any] = {
     "temperature": 0.0,
-    "hot_word_gain": 0.0,  # its prompt has the words
     "compression_ratio_threshold": None,
     "logprob_threshold": None,
     "no_speech_threshold": None,
@@ -66,36 +46,53 @@ _DEFAULTS: dict[str, Any] = {
 
 
 def prompted_request(
-    options: Mapping[str, Any], pipeline: SpeechPipeline, vocab_size: int, context_length: int
+    options: Mapping[str, Any],
+    recipe: Recipe,
+    pipeline: SpeechPipeline,
+    vocab_size: int,
+    context_length: int,
 ) -> SpeechRequest:
     """Return the request of ``SpeechOptions``; InputError, ConfigError: one is invalid."""
     for name, reason in _NEVER.items():
         value = options.get(name)
         if value is not None and not (isinstance(value, bool | np.bool_) and not value):
             raise InputError(f"{name} is {shown(value)}, but {reason}; leave it out")
-    if (task := options.get("task", TASKS[0])) != TASKS[0]:
+    task = options.get("task", TASKS[0])
+    if not isinstance(task, str) or task not in recipe.tasks:
         raise InputError(
             f"task is {shown(task)}, but this model writes the language that is spoken; expected "
-            f"{TASKS[0]!r}"
+            f"{' or '.join(map(repr, recipe.tasks))}"
         )
-    language = options.get("language")
-    if isinstance(language, str):
-        named = {name.lower(): code for code, name in PromptedLanguages.languages.items()}
-        language = {**named, DETECTED: None}.get(language.strip().lower(), language)
-    if language is not None:
-        language = code_of(language, PromptedLanguages())
     given = {name: value for name, value in options.items() if name not in _NEVER}
+    gain: dict[str, Any] = {"hot_word_gain": 0.0} if recipe.reads_words else {}
     return SpeechRequest.of(
-        {**_DEFAULTS, **given}, pipeline.tokenizer, vocab_size, context_length, language=language
+        {**_DEFAULTS, **gain, **given},
+        pipeline.tokenizer,
+        vocab_size,
+        context_length,
+        language=_language(options.get("language"), recipe),
+        task=task,
     )
 
 
-def context_of(options: Mapping[str, Any]) -> str:
-    """Return the system's turn: the text that is given, and the hot words after it."""
+def _language(language: Any, recipe: Recipe) -> str | None:
+    if isinstance(language, str):
+        named = {name.lower(): code for code, name in recipe.languages.items()}
+        language = {**named, DETECTED: None}.get(language.strip().lower(), language)
+    if language is not None and not recipe.languages:
+        raise InputError(
+            f"language is {shown(language)}, but the prompts of this model name none; leave it out"
+        )
+    return None if language is None else code_of(language, recipe)
+
+
+def asked_of(options: Mapping[str, Any]) -> Asked:
+    """Return what a request's prompts say; InputError: ``initial_prompt`` is no text."""
     text, words = options.get("initial_prompt"), options.get("hot_words") or ()
     if text is not None and not isinstance(text, str):
         raise InputError(f"initial_prompt is a {type(text).__name__}; expected a text")
-    return "\n".join(each for each in ((text or "").strip(), ", ".join(words)) if each)
+    task = options.get("task", TASKS[0])
+    return Asked(task=task, text=(text or "").strip(), words=tuple(words))
 
 
 class PromptedTranscription(Transcription):
@@ -105,6 +102,7 @@ class PromptedTranscription(Transcription):
         self,
         pipeline: SpeechPipeline,
         reader: MediaReader,
+        sound: SoundFrontEnd,
         samples: Samples,
         options: Mapping[str, Any],
         vocab_size: int,
@@ -113,17 +111,15 @@ class PromptedTranscription(Transcription):
 
         InputError, ConfigError: one is invalid. CapacityError: the text before leaves no room.
         """
-        self._reader = reader
-        self._rate = reader.medium.sampling_rate
+        self._reader, self._sound = reader, sound
+        self._rate = sound.sampling_rate
         self._samples = samples
-        request = prompted_request(options, pipeline, vocab_size, reader.context_length)
-        context = context_of(options)
-        self._system: list[Message] = [{"role": "system", "content": context}] if context else []
-        name = PromptedLanguages.languages.get(request.language or "")
-        self._begun = "" if name is None else f"{_BEGIN}{name}{_MARK}"
-        num_text = len(self._inputs(0, 1).prompt_ids) - reader.num_rows(1)
+        self._recipe = recipe = RECIPES[sound.recipe]
+        request = prompted_request(options, recipe, pipeline, vocab_size, reader.context_length)
+        self._asked, self._begun = asked_of(options), recipe.begun(request.language)
+        num_text = len(self._inputs(0, 1).prompt_ids) - sound.num_rows(1)
         room = (reader.context_length - num_text) // 2  # for the sound; the rest is for the answer
-        self._most_samples = reader.most_samples(room, round(MOST_SECONDS * self._rate))
+        self._most_samples = sound.most_samples(room, round(MOST_SECONDS * self._rate))
         shared = {"temperature": 0.0, "max_new_tokens": min(_MOST_TOKENS, room)}
         super().__init__(pipeline, request, len(samples) / self._rate, shared)
 
@@ -131,7 +127,7 @@ class PromptedTranscription(Transcription):
         """See the base; the parts of the audio are independent of each other."""
         for first, last in quiet_parts(self._samples, self._rate, self._most_samples):
             answers = yield from self._texts.answers(self._inputs(first, last), 0.0)
-            seek = first // self._reader.medium.hop_length
+            seek = first // self._sound.hop_length
             if self._request.num_return_sequences > 1:
                 self._alternatives += [
                     replace(self._alternative(each, seek), text=self._said(each.token_ids)[1])
@@ -164,39 +160,25 @@ class PromptedTranscription(Transcription):
 
     def _inputs(self, first: int, last: int) -> RequestInputs:
         sound = {"type": "audio", "audio": self._samples[first:last]}
-        messages = [*self._system, {"role": "user", "content": [sound]}]
+        messages = self._recipe.messages(sound, self._asked)
         prompt = self._reader.read(messages, answer=self._begun)
         return RequestInputs(list(prompt), prompt.source)
 
     def _said(self, token_ids: Sequence[int]) -> tuple[str | None, str]:
-        """Return the code of the language, or its name if it has none here, and the text."""
-        if self._request.language is not None:
-            return self._request.language, self._text(token_ids).strip()
-        # The mark may be a special token, which texts lack.
-        mark = self._pipeline.tokenizer.encode(_MARK, add_special_tokens=False)
-        if len(mark) == 1 and mark[0] in token_ids:
-            at = token_ids.index(mark[0])
-            before, text = self._text(token_ids[:at]), self._text(token_ids[at + 1 :])
-        else:
-            before, found, text = self._text(token_ids).partition(_MARK)
-            if not found:
-                return None, before.strip()
-        name = before.strip().removeprefix(_BEGIN).strip()
-        codes = {name: code for code, name in PromptedLanguages.languages.items()}
-        return None if name == _NO_LANGUAGE else codes.get(name, name or None), text.strip()
+        return self._recipe.said(token_ids, self._pipeline.tokenizer, self._request.language)
 
 
 def quiet_parts(samples: Samples, rate: int, most: int) -> Iterator[tuple[int, int]]:
     """Yield first and last sample of the parts of an audio, of ``most`` samples or fewer.
 
-    A part ends at the beginning of the quietest tenth of a second in its last five seconds, as in
-    transformers' extractor of Cohere Transcribe; the last part at the end of the audio.
+    A part ends at the beginning of the quietest tenth of a second in its last five seconds, or in
+    its second half, as in transformers' extractor of Cohere Transcribe; the last part at the end of
+    the audio.
     """
     begin, size = 0, round(_QUIET_SECONDS * rate)
     while len(samples) - begin > most:
-        searched = samples[
-            max(begin, begin + most - round(_SEARCHED_SECONDS * rate)) : begin + most
-        ]
+        size_searched = min(round(_SEARCHED_SECONDS * rate), most // 2)
+        searched = samples[begin + most - size_searched : begin + most]
         start = begin + most - len(searched)
         if len(searched) <= size:
             end = start + len(searched) // 2

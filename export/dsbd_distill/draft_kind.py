@@ -147,6 +147,11 @@ class SourceDrafts(ProposingDrafts):
     @staticmethod
     def check(config: DistillConfig, target: Checkpoint) -> None:
         family = f"the target (family {target.family}), an encoder-decoder"
+        if target.encoder is not None and target.encoder.picture is not None:
+            raise ExportError(
+                f"{family}, reads pictures, of which no draft can be trained; give dsbd-export a "
+                "smaller model of its kind as the draft, or leave it out: drafts by n-grams remain"
+            )
         if config.kind == FEATURE:
             raise ExportError(f"kind={FEATURE!r} is not supported for {family}; leave it out")
         if config.params is not None:

@@ -32,6 +32,7 @@ from dsbd_export.encoder_decoder.checkpoint import (
     read_encoder_decoder,
     with_languages,
 )
+from dsbd_export.encoder_decoder.ctranslate2_folder import is_ctranslate2, transformers_files
 from dsbd_export.encoder_decoder.source import EncoderDecoderSource
 from dsbd_export.errors import ExportError, reason_of
 from dsbd_export.feature_draft.checkpoint import (
@@ -45,6 +46,7 @@ from dsbd_export.feature_draft.checkpoint import (
 from dsbd_export.feature_draft.source import FeatureDraftSource
 from dsbd_export.given_prompt.checkpoint import (
     GivenCheckpoint,
+    carries_adapter,
     check_given_pair,
     is_given_prompt,
     read_given_prompt,
@@ -182,7 +184,7 @@ def _opened(sources: Mapping[str, str], options: ModelOptions) -> dict[str, Chec
     places = {role: located(source, options) for role, source in sources.items()}
     return {
         role: _read(GgufFiles(role, place.parent, options, place.name))
-        if place.is_file()
+        if is_gguf(place)
         else open_checkpoint(role, place, options)
         for role, place in places.items()
     }
@@ -192,6 +194,9 @@ def open_checkpoint(role: str, folder: Path, options: ModelOptions) -> Checkpoin
     """Read the config files in ``folder``; ``role`` is "target" or "draft"."""
     if reason := refusal_of_files(role, folder):
         raise ExportError(f"the {role} at {folder} {reason}")
+    if is_ctranslate2(folder):
+        made, weights = transformers_files(folder)
+        return replace(_read(CheckpointFiles(role, made, options)), ctranslate2=weights)
     if not (folder / "config.json").is_file():
         found = sorted(folder.glob("*.gguf"))
         raise ExportError(
@@ -247,16 +252,16 @@ def _without_default_tokens(checkpoint: Checkpoint) -> Checkpoint:
     return checkpoint
 
 
-_HUB_FILES = "*.json *.jinja *.safetensors vocab.txt merges.txt *.model *.spm *.tiktoken".split()
+_HUB_FILES = "*.json *.jinja *.safetensors *vocab*.txt merges.txt *.model *.spm *.tiktoken".split()
 _HUB_CODE = ["*.py"]
-_HUB_OLD_WEIGHTS = ["pytorch_model*.bin"]
+_HUB_OLD_WEIGHTS = ["pytorch_model*.bin", "model.bin"]  # the latter of CTranslate2
 _HUB_OLD_ADAPTERS = ["adapter_model.bin"]
 
 
 def located(source: str, options: ModelOptions) -> Path:
     """Return a checkpoint's folder, downloaded from the hub if it is not local, or GGUF file."""
     folder = Path(source).expanduser()
-    if folder.is_dir() or is_gguf(folder):
+    if folder.is_dir() or is_gguf(folder) or is_ctranslate2(folder):
         return folder
     if folder.is_file() or source.endswith(".gguf"):
         what = "is not a GGUF file" if folder.is_file() else "does not exist"
@@ -312,7 +317,8 @@ _KIND_BY_ENDING = {
 
 def refusal_of_files(role: str, folder: Path) -> str | None:
     """Return why the weights of a checkpoint cannot be used, and the fix; None if they can."""
-    if adapter := _first_file(folder, _ADAPTER_FILES):
+    adapter = _first_file(folder, _ADAPTER_FILES)
+    if adapter and not carries_adapter(folder):
         content = json_object_or_none(folder / CONFIG_FILE) or {}
         kind = f", {content['peft_type']}" if "peft_type" in content else ""
         if (folder / "config.json").is_file():

@@ -29,7 +29,7 @@ from dsbd_export.errors import ExportError
 from dsbd_export.tokenizers.tokenizer_files import highest_token_id, read_tokenizer
 from dsbd_export.tokenizers.tokenizer_gate import reads_little
 from dsbd_forward.forward import Source
-from dsbd_runtime.parts.speech_entry import SoundFeatures
+from dsbd_runtime.parts.source_values import SourceValues
 
 _NARROWER = {
     torch.float32: (torch.float16, torch.bfloat16),
@@ -144,7 +144,8 @@ class ForestCase:
     # other requests, each with its own prefix and source, whose nodes are computed in the same call
     # and compared after these
     together: tuple[ForestCase, ...] = ()
-    sound: SoundFeatures | None = None  # source of a speech model; None for any other model
+    # source of a model that reads sound or pictures; None for any other model
+    values: SourceValues | None = None
 
     @property
     def requests(self) -> tuple[ForestCase, ...]:
@@ -153,10 +154,10 @@ class ForestCase:
     @property
     def source(self) -> Source:
         """The source as a forward takes it, None without a source."""
-        return self.sound if self.source_ids is None else tuple(self.source_ids.tolist())
+        return self.values if self.source_ids is None else tuple(self.source_ids.tolist())
 
-    def arguments_of(self, num_paths: int) -> dict[str, Tensor]:
-        """Return what the model's own forward of so many paths reads in addition to tokens."""
+    def arguments_of(self, paths: Tensor) -> dict[str, Tensor]:
+        """Return what the model's own forward of paths, (P, n), reads in addition to tokens."""
         return {}
 
     @property
@@ -209,8 +210,8 @@ def differences(
     return distances
 
 
-Heard = dict[tuple[torch.dtype, SoundFeatures], Tensor]
-"""Outputs of a speech model's encoder, (1, N, width) each, by type and sound."""
+Heard = dict[tuple[torch.dtype, SourceValues], Tensor]
+"""Outputs of the encoder of sounds or pictures, (1, N, width) each, by type and source."""
 
 
 def reference_logits(
@@ -232,12 +233,12 @@ def _request_logits(
     row_of_node = {int(node): row for row, node in enumerate(case.rows)}
     num_tokens = model.get_output_embeddings().weight.shape[0]
     logits = np.full((len(case.rows), num_tokens), np.nan, _NUMPY_DTYPES[dtype])
-    sound = None if case.sound is None else (dtype, case.sound)
-    if sound is not None and sound not in heard:
+    source = None if case.values is None else (dtype, case.values)
+    if source is not None and source not in heard:
         with torch.no_grad(), ComputeIn(dtype):
-            sound_features = torch.from_numpy(sound[1].values.copy())[None]
-            heard[sound] = model.get_encoder()(sound_features).last_hidden_state
-    of_case = None if sound is None else heard[sound]
+            values = torch.from_numpy(source[1].values.copy())[None]
+            heard[source] = model.get_encoder()(values).last_hidden_state
+    of_case = None if source is None else heard[source]
     for paths in _paths_by_length(case):
         ids = [np.concatenate([case.prefix_ids, case.node_ids[path]]) for path in paths]
         steps = [i for i, nodes in enumerate(paths.T) if row_of_node.keys() & nodes.tolist()]
@@ -260,7 +261,7 @@ def _path_logits(
         output = model(encoder_outputs=outputs, decoder_input_ids=ids, use_cache=False)
         return cast(Tensor, output.logits[:, wanted])
     if case.source_ids is None:
-        more = case.arguments_of(len(ids))
+        more = case.arguments_of(ids)
         output = model(input_ids=ids, use_cache=False, logits_to_keep=wanted, **more)
         return cast(Tensor, output.logits)
     source = torch.from_numpy(case.source_ids).expand(len(ids), -1)

@@ -73,7 +73,7 @@ def chat_request(bundle, **more):
         options={"max_new_tokens": 5, "strategy": "greedy"},
         chat=True,
         speech=NO_AUDIO,
-        more_audio=(),
+        more_files=(),
         **more,
     )
 

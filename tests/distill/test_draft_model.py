@@ -135,9 +135,9 @@ def test_layers_that_make_no_draft_are_refused(target, tmp_path):
         words = f"target_layers={num_kept} makes no draft: .* has 2 layers"
         with pytest.raises(ExportError, match=words):
             check_shape(None, num_kept, opened(target))
-    folder = write_family_checkpoint("qwen3_vl", tmp_path / "target")
+    folder = write_family_checkpoint("qwen2_5_vl", tmp_path / "target")
     checkpoint = opened(folder)
-    with pytest.raises(ExportError, match=r"target_layers=1 .*qwen3_vl.* parts for image; give"):
+    with pytest.raises(ExportError, match=r"target_layers=1 .*qwen2_5_vl.* parts for image; give"):
         check_shape(None, 1, checkpoint)
 
 

@@ -160,7 +160,7 @@ def test_a_draft_of_the_targets_layers(target, texts, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"kind": "feature", "params": "200K"}])
 def test_a_draft_for_the_text_part_of_a_target_that_reads_pictures(texts, tmp_path, options):
-    target = write_family_checkpoint("qwen3_vl", tmp_path / "target")
+    target = write_family_checkpoint("qwen2_5_vl", tmp_path / "target")
     record, _ = run(config_of(target, texts, tmp_path / "draft", steps=30, **options))
     assert record.acceptance > record.curve[0].acceptance
 

@@ -47,7 +47,7 @@ def test_the_whole_gate_over_three_sounds(captures, tmp_path):
     assert (entry.context_length, entry.num_layers, entry.encoder.context_length) == (96, 3, 100)
     assert [rows.layer for rows in entry.encoder.cross] == [0, 1, 2]
     cases = source_cases(checkpoint)
-    assert len({case.sound for case in cases}) == 3
+    assert len({case.values for case in cases}) == 3
     assert cases[-1].name == "text"
     graph = onnx.load(tmp_path / "target" / "encoder.onnx", load_external_data=False).graph
     [features] = graph.input
@@ -132,7 +132,7 @@ def test_the_encoder_reads_each_sound_once(captures, tmp_path):
     sounds = []
     model.get_encoder().register_forward_hook(lambda *_: sounds.append(None))
     found = source.references(model)
-    assert len(found) > len(sounds) == len({each.case.sound for each in found}) == 3
+    assert len(found) > len(sounds) == len({each.case.values for each in found}) == 3
     alone = reference_logits(model, found[0].case)
     np.testing.assert_array_equal(found[0].logits, alone)
 

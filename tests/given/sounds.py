@@ -14,8 +14,8 @@ from transformers import Qwen3ASRForConditionalGeneration
 
 from dsbd_ort import Pipeline
 from dsbd_ort.decoding import DecodingRequest
-from dsbd_ort.given_prompts import given_inputs
 from dsbd_ort.prompts import RequestInputs
+from dsbd_runtime.parts.given_prompt import GivenPiece, GivenPrompt
 from scripts.qwen3_asr_checkpoint import NUM_MELS, PLACEHOLDER
 from scripts.shared_captures import SharedCaptures
 from tests.exports import export_quietly
@@ -96,9 +96,26 @@ def read(*sounds: Features) -> dict[str, torch.Tensor]:
 
 
 def inputs_of(pipe: Pipeline, prompt: list[int], sounds: Sequence[Features]) -> RequestInputs:
+    """Return the inputs of a prompt with one placeholder for each sound."""
     given = pipe.bundle.manifest.target.given
     assert given is not None
-    return given_inputs(given, prompt, sounds)
+    return expanded(prompt, PLACEHOLDER, [given.medium.pieces(each) for each in sounds])
+
+
+def expanded(
+    prompt: Sequence[int], placeholder: int, media: Sequence[Sequence[GivenPiece]]
+) -> RequestInputs:
+    """Return the inputs of a prompt with one placeholder for each medium, of so many pieces.
+
+    With a placeholder 9 and a medium of 3 rows the tokens [1, 9, 2] become [1, 9, 9, 9, 2].
+    """
+    if not media:
+        return RequestInputs(list(prompt))
+    sizes = iter([sum(piece.num_rows for piece in pieces) for pieces in media])
+    repeated = [[t] * (next(sizes) if t == placeholder else 1) for t in prompt]
+    token_ids = [token for tokens in repeated for token in tokens]
+    pieces = [piece for pieces in media for piece in pieces]
+    return RequestInputs(token_ids, GivenPrompt.at_placeholders(token_ids, placeholder, pieces))
 
 
 def request_of(pipe: Pipeline, inputs: RequestInputs, **options: Any) -> DecodingRequest:

@@ -5,10 +5,10 @@ import itertools
 import numpy as np
 import pytest
 
-from dsbd_forward.forward import Forward
 from dsbd_runtime.bundle_files.bundle import open_bundle
 from dsbd_runtime.loading import load_causal_lm
 from dsbd_runtime.parts.given_rows import GivenRows
+from tests.given.forests import check_forest
 from tests.given.sounds import (
     LENGTHS,
     inputs_of,
@@ -17,7 +17,7 @@ from tests.given.sounds import (
     request_of,
 )
 
-ENCODER_LIMIT, LOGIT_LIMIT = 1e-5, 2e-5
+ENCODER_LIMIT = 1e-5
 
 
 @pytest.mark.parametrize("num_frames", LENGTHS)
@@ -44,39 +44,12 @@ def test_silence_and_tones_too(given_pipe, reference):
             assert np.abs(found - wanted).max() <= ENCODER_LIMIT * np.abs(wanted).max()
 
 
-def forwarded(engine, ids, positions, mask, source):
-    forward = Forward(np.array(ids), np.array(positions), mask, np.arange(len(ids)), source=source)
-    return engine.forward(forward).logits.whole
-
-
 @pytest.mark.parametrize("frames", [(37,), (237,), (999,), (100, 50), (613, 1)], ids=str)
 def test_logits_of_prompt_in_chunks_of_a_tree_and_below_a_kept_path(given_pipe, reference, frames):
     sounds = [noise(number, seed) for seed, number in enumerate(frames)]
     inputs = inputs_of(given_pipe, prompt_of(len(sounds)), sounds)
-    prompt, source = inputs.prompt_ids, inputs.source
-    size, wanted = len(prompt), reference.logits(prompt, sounds)
     with given_pipe.engines() as (engine, _):
-        for start in range(0, size, 7):  # given rows before, in and after the same chunk
-            stop = min(start + 7, size)
-            mask = np.tri(size, dtype=np.bool_)[start:stop, :stop]
-            found = forwarded(engine, prompt[start:stop], range(start, stop), mask, source)
-            assert np.abs(found - wanted[start:stop]).max() <= LOGIT_LIMIT
-        tokens, parents = [7, 9, 11, 13], [-1, -1, 0, 1]
-        mask, paths = np.zeros((4, size + 4), np.bool_), []
-        mask[:, :size] = True
-        for node, parent in enumerate(parents):
-            mask[node] |= mask[parent] if parent >= 0 else False
-            mask[node, size + node] = True
-            paths.append([*(paths[parent] if parent >= 0 else prompt), tokens[node]])
-        found = forwarded(engine, tokens, [size, size, size + 1, size + 1], mask, source)
-        for row, path in zip(found, paths, strict=True):
-            assert np.abs(row - reference.logits(path, sounds)[-1]).max() <= LOGIT_LIMIT
-        engine.keep(np.array([*range(size), size + 1, size + 3]))
-        seen = np.ones((1, size + 3), np.bool_)
-        found = forwarded(engine, [21], [size + 2], seen, source)
-        below = reference.logits([*paths[3], 21], sounds)[-1]
-        assert np.abs(found[0] - below).max() <= LOGIT_LIMIT
-    assert np.abs(wanted).max() > 1  # a limit of rounding
+        check_forest(engine, inputs, lambda path: reference.logits(path, sounds))
 
 
 SEARCHES = [

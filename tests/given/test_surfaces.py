@@ -120,7 +120,7 @@ def test_a_stream_has_the_text_of_each_part(
             "this model writes no times",
         ),
         ({"language": "tlh"}, "language", "30 languages"),
-        ({"extra_body": {"no_speech_threshold": 0.5}}, "no_speech_threshold", "itself says"),
+        ({"extra_body": {"no_speech_threshold": 0.5}}, "no_speech_threshold", "no probability"),
         ({"file": ("a.wav", b"\x89PNG\r\n" + bytes(99))}, "file", "is not audio"),
         ({"file": ("a.wav", SHORT[:9000])}, "file", "is cut"),
     ],
@@ -167,7 +167,10 @@ def test_a_chat_with_sound_is_the_pipelines(client: openai.OpenAI, given_pipe: P
 @pytest.mark.parametrize(
     ("messages", "words"),
     [
-        (heard({"type": "image_url", "image_url": {"url": "x"}}), "type 'image_url'"),
+        (
+            heard({"type": "image_url", "image_url": {"url": "x"}}),
+            "type 'image_url', which this model",
+        ),
         (heard({"type": "audio", "audio": "/etc/passwd"}), "part of type 'audio' is not supported"),
         (heard({"type": "input_audio"}), "input_audio"),
         (heard({"type": "input_audio", "input_audio": {"data": 7}}), "data"),
@@ -183,7 +186,7 @@ def test_a_chat_with_sound_is_the_pipelines(client: openai.OpenAI, given_pipe: P
         ([{"role": "assistant", "content": [part(SHORT)]}], "ok"),
         (
             [*heard(part(SHORT)), {"role": "tool", "content": "rain", "tool_call_id": "a"}],
-            "sound cannot be combined with tools",
+            "media cannot be combined with tools",
         ),
     ],
 )
@@ -199,7 +202,7 @@ def test_tools_with_sound_are_refused(client: openai.OpenAI) -> None:
     tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
     messages = heard(part(SHORT))
     error = refused(client.chat.completions.create, messages=messages, tools=[tool], **CHAT)
-    assert "sound cannot be combined with tools" in error["message"]
+    assert "media cannot be combined with tools" in error["message"]
 
 
 def test_completions_of_text_alone(client: openai.OpenAI, given_pipe: Pipeline) -> None:
@@ -241,7 +244,7 @@ def test_on_the_command_line(
         (["--audio", "{short}", "--task", "translate"], "task is 'translate'"),
         (["--audio", "{short}", "--language", "tlh"], "30 languages"),
         (["--audio", "{short}", "--condition-on-previous-text"], "reads each part"),
-        (["--audio", "{short}", "--no-speech-threshold", "0.5"], "itself says"),
+        (["--audio", "{short}", "--no-speech-threshold", "0.5"], "no probability"),
         (["--audio", "{picture}"], "is not audio that can be read"),
         (["--audio", "{short}", "--prompt", "Hello"], "contradict each other"),
         (["--prompt", "Hello", "--chat"], "leaves no trace"),

@@ -69,9 +69,9 @@ def test_tokens_are_those_of_transformers(
     )
 
 
-def saying(pipe: Pipeline, text: str) -> dict[str, Any]:
+def saying(pipe: Pipeline, text: str, end: int = END) -> dict[str, Any]:
     """Options with which the model says a text, and ends."""
-    ids = [*pipe.tokenizer.encode(text, add_special_tokens=False), END]
+    ids = [*pipe.tokenizer.encode(text, add_special_tokens=False), end]
     lengths: list[int] = []
 
     def forced(path: NDArray[np.int64], scores: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -204,7 +204,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"return_timestamps": True}, "return_timestamps is True, but this model writes no times"),
     ({"return_timestamps": "word"}, "this model writes no times"),
     ({"condition_on_previous_text": True}, "reads each part of an audio alone"),
-    ({"no_speech_threshold": 0.6}, "no_speech_threshold is 0.6, but this model itself says"),
+    ({"no_speech_threshold": 0.6}, "0.6, but this model gives no probability"),
     ({"language": "tlh"}, "one of the 30 languages of this model"),
     ({"language": 7}, "language is a int"),
     ({"initial_prompt": 7}, "initial_prompt is a int"),
@@ -243,7 +243,7 @@ def test_a_conversation_is_a_prompt(given_pipe: Pipeline) -> None:
     assert streamed == found.text
     lost = given_pipe.generate(list(prompt), **options).sequences[0]  # a copy has no sound
     assert lost.score != pytest.approx(found.score, abs=1e-3)
-    with pytest.raises(InputError, match="prompt_logprobs is true, but the prompt has sounds"):
+    with pytest.raises(InputError, match="prompt_logprobs is true, but the prompt has media"):
         given_pipe.generate(prompt, prompt_logprobs=True, **FEW)
 
 

@@ -87,20 +87,21 @@ CHAT_REFUSED = [
     ({"messages": [{"role": "user", "content": 5}]}, "messages.0.content"),
     (
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}]},
-        "messages.0.content.0",
+        "messages.0.content.0.image_url",
     ),
     ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages.0.tool_calls.0.function"),
     ({"messages": [{"role": "assistant", "refusal": "no"}]}, "messages.0.refusal"),
 ]
 
 
-PARTS = [{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {"url": "x"}}]
+PARTS = [{"type": "text", "text": "a"}, {"type": "video_url", "video_url": {"url": "x"}}]
 LATER = {"type": "text", "text": "a", "until": 5}
 REASONS = [  # of values of several types: that of the one meant
     (
         {"messages": [{"role": "user", "content": PARTS}]},
-        "messages.0.content.1: a part of type 'image_url' is not supported: this server reads "
-        "text, and sound if its model does; use parts of type 'text', or 'input_audio'",
+        "messages.0.content.1: a part of type 'video_url' is not supported: this server reads "
+        "text, and sound or pictures if its model does; use parts of type 'text', 'input_audio' or "
+        "'image_url'",
     ),
     (
         {"messages": [{"role": "user", "content": [PARTS[0], LATER]}]},

@@ -54,7 +54,7 @@ def test_a_window_is_a_copy():
 
 @pytest.mark.parametrize("wrong", [features(shape=(4,)), np.full((4, 100), np.nan, np.float32)])
 def test_what_is_no_window_is_refused(wrong):
-    with pytest.raises(InputError, match="expected \\(num_mels, num_frames\\) finite numbers"):
+    with pytest.raises(InputError, match="expected \\(mels, frames\\) finite numbers"):
         SoundFeatures(wrong)
 
 
@@ -62,7 +62,7 @@ def test_an_encoder_reads_windows_of_its_own_shape_alone():
     name, values = encoder_input(ENCODER, SoundFeatures(features()))
     assert (name, values.shape) == (INPUT_FEATURES, (1, 4, 100))
     for wrong in ((1, 2, 3), SoundFeatures(features(shape=(4, 50))), None):
-        with pytest.raises(InputError, match="expected the SoundFeatures of a window, 4 mels"):
+        with pytest.raises(InputError, match="reads sound: expected SoundFeatures of 4 mels"):
             encoder_input(ENCODER, wrong)
     with pytest.raises(InputError, match="expected a tuple of token ids"):
         encoder_input(replace(ENCODER, speech=None), SoundFeatures(features()))

@@ -101,7 +101,7 @@ def test_prompt_and_features_are_those_of_transformers(
     answer = "" if name is None else f"language {name}<asr_text>"
     prompt = reader.read(asked(samples, system=context), answer=answer)
     assert prompt == wanted
-    assert prompt.count(PLACEHOLDER) == reader.num_rows(len(samples)) > 0
+    assert prompt.count(PLACEHOLDER) == reader.sound.num_rows(len(samples)) > 0
     np.testing.assert_allclose(features_of(prompt)[:, : frames.shape[1]], frames, atol=2e-5)
 
 
@@ -138,7 +138,7 @@ def test_a_typed_placeholder_stays_text(
     samples = speech_like(1.0)
     content: Any = [{"type": "text", "text": context}] if as_parts else context
     prompt = reader.read([{"role": "system", "content": content}, *asked(samples)])
-    assert prompt.count(PLACEHOLDER) == reader.num_rows(len(samples))
+    assert prompt.count(PLACEHOLDER) == reader.sound.num_rows(len(samples))
     assert context in tokenizer.decode(prompt)  # which skips special tokens
     clean = reader.read(asked(samples, system="The fox"))
     sound, of_clean = prompt.index(PLACEHOLDER), clean.index(PLACEHOLDER)

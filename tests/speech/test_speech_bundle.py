@@ -36,7 +36,7 @@ WRONG: list[tuple[Callable[[dict[str, Any]], object], str]] = [
     ),
     (
         lambda data: speech_of(data, "draft").update(n_fft=512),
-        "read different sources, of which one alone is sound, or other features of it",
+        "read different sources: texts, sound or pictures, or other features of these",
     ),
     (lambda data: data["draft"]["encoder"].update(speech=None), "read different sources"),
     (

@@ -6,7 +6,7 @@ after Witten and Bell 1991). Tokens that no context lists are never proposed.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -125,16 +125,19 @@ class NGramDrafter:
         temperature: float,
         *,
         only_long_matches: bool,
-        copied_ids: Sequence[int] = (),
+        copied_ids: Sequence[int] | Callable[[], Sequence[int]] = (),
     ) -> None:
         """Count the prompt; ``temperature`` sharpens the distribution as it does a model's.
 
         only_long_matches: propose nothing after other paths. copied_ids: tokens that the output may
-        repeat from the beginning on, as a source: they follow the prompt's first token.
+        repeat from the beginning on, as a source: they follow the prompt's first token. Those that
+        a function returns, none until they are known, follow the prompt.
         """
         self.paths = NGramPaths(prompt_ids)
         self._own = NGramCounts()
-        if copied_ids:
+        self._late_ids = copied_ids if callable(copied_ids) else None
+        self._prompt_end = prompt_ids[-_LONGEST:]
+        if copied_ids and not callable(copied_ids):
             self._own.add_text([*prompt_ids[:1], *copied_ids])
         self._own.add_text(prompt_ids)
         self._pool = pool
@@ -147,6 +150,10 @@ class NGramDrafter:
             self._own.add(tail[:-1], tail[-1])
 
     def proposals(self, nodes: Nodes) -> Proposals:
+        """Return what may follow the paths of nodes."""
+        if self._late_ids is not None and (copied_ids := self._late_ids()):
+            self._own.add_text([*self._prompt_end, *copied_ids])
+            self._late_ids = None
         tables = [self._own, *(self._pool.counts if self._pool else ())]
         paths, tokens, log_probs, unlisted = list[int](), list[int](), list[float](), list[float]()
         for path, tail in enumerate(self.paths.tails(nodes)):

@@ -4,7 +4,8 @@ Self-attention of the decoder sees the forest mask, attention in the encoder eve
 a call may have several sources, each an item of a batch (``SourcePlaces``). Three things count the
 rows of a cache, and take the positions of a forest instead:
 
-* tables of positions that take them as an argument (BART, Marian, ...): they are given those;
+* tables of positions that take them as an argument (BART, Marian, ...): they are given those, as
+  is a decoder without such a table (BERT);
 * M2M100's, whose positions begin after the id of the padding, which itself has no position;
 * biases by distance (T5): a table by distance, made by the model's own code, is looked up between
   the positions of nodes and those of the rows of the cache.
@@ -22,9 +23,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.models.bart.modeling_bart import BartAttention
+from transformers.models.trocr.modeling_trocr import TrOCRAttention
 
 from dsbd_export.capture.replacements import attention_node, refuse_unknown
 from dsbd_export.checkpoints.checkpoint import quiet_libraries
+from dsbd_export.checkpoints.model_config import reads_picture
 from dsbd_export.config import HIDDEN
 from dsbd_export.errors import ExportError
 
@@ -36,7 +40,13 @@ def take_over_source_attention(model: PreTrainedModel) -> None:
     ALL_ATTENTION_FUNCTIONS.register(SOURCE_ATTENTION, source_attention)
     with quiet_libraries():
         model.set_attn_implementation(SOURCE_ATTENTION)
-    for part in (model.get_encoder(), model.get_decoder()):
+    for module in model.modules():
+        if isinstance(module, TrOCRAttention):  # BART's, with arithmetic of its own
+            module.config = model.config.decoder
+            module.config._attn_implementation = SOURCE_ATTENTION
+            module.forward = BartAttention.forward.__get__(module)
+    own = [] if reads_picture(model.config) else [model.get_encoder()]  # which needs no forest
+    for part in (*own, model.get_decoder()):
         found = part.config._attn_implementation
         if found != SOURCE_ATTENTION:
             raise ExportError(
@@ -156,11 +166,18 @@ def _has_bias(module: Any) -> bool:
 
 
 @contextlib.contextmanager
-def forest_positions(decoder: nn.Module, token_ids: Tensor, positions: Tensor) -> Iterator[None]:
-    """Let a decoder's table of positions, if any, read those of the nodes, (S,) int64 each."""
-    table: Any = getattr(decoder, "embed_positions", None)
+def forest_positions(
+    model: PreTrainedModel, token_ids: Tensor, positions: Tensor
+) -> Iterator[dict[str, Tensor]]:
+    """Let a decoder's table of positions, if any, read those of the nodes, (S,) int64 each.
+
+    Yields the arguments that the model's call needs for the same.
+    """
+    decoder: Any = model.get_decoder()
+    table: Any = getattr(_stack_of(decoder), "embed_positions", None)
     if table is None:
-        yield
+        takes = "position_ids" in inspect.signature(decoder.forward).parameters
+        yield {"decoder_position_ids": positions[None]} if takes else {}
         return
     own = table.forward
     if "position_ids" in inspect.signature(own).parameters:
@@ -177,6 +194,11 @@ def forest_positions(decoder: nn.Module, token_ids: Tensor, positions: Tensor) -
             "choose another checkpoint"
         )
     try:
-        yield
+        yield {}
     finally:
         del table.forward
+
+
+def _stack_of(decoder: Any) -> Any:
+    """Return the layers of a decoder, which may be a model with a head."""
+    return getattr(getattr(decoder, "model", None), "decoder", decoder)

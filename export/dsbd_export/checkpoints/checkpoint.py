@@ -12,6 +12,7 @@ from transformers import PreTrainedConfig
 from transformers.utils import logging as transformers_logging
 
 from dsbd_export.checkpoints.adapter import Adapter
+from dsbd_export.checkpoints.ctranslate2_file import Ctranslate2File
 from dsbd_export.checkpoints.quantized_weights import quantization_of
 from dsbd_export.progress import silenced_libraries
 from dsbd_runtime.parts.attention_rows import ATTENTION_MASK
@@ -39,6 +40,7 @@ class Checkpoint:
     sliding_window: int | None
     trust_remote_code: bool
     gguf_file: str | None = None  # the file in ``folder`` that is the whole checkpoint
+    ctranslate2: Ctranslate2File | None = None  # its weights, in another folder than ``folder``
     target_folder: Path | None = None
     feature_layers: tuple[int, ...] | None = None  # of a target, whose inputs are its features
     # (n,) int64, ascending: tokens that a draft may propose; None: all
@@ -62,7 +64,7 @@ class Checkpoint:
     @property
     def unread_inputs(self) -> list[str] | None:
         """Return the kinds of input that only omitted parts read; None: nothing is omitted."""
-        if self.composite is None:
+        if self.composite is None or self.encoder is not None:
             return None
         found = set()
         for name in self.composite.sub_configs:
@@ -75,11 +77,14 @@ class Checkpoint:
     def is_computed(self) -> bool:
         """Return whether weights are computed from the stored ones, in fp32."""
         is_quantized = quantization_of(self.composite or self.config) is not None
-        return is_quantized or self.gguf_file is not None or self.adapter is not None
+        others = (self.gguf_file, self.ctranslate2, self.adapter)
+        return is_quantized or any(each is not None for each in others)
 
     @property
     def source(self) -> Path:
-        """Return its path: its folder, or its GGUF file."""
+        """Return its path: its folder, or the GGUF file or model.bin with its weights."""
+        if self.ctranslate2 is not None:
+            return self.ctranslate2.file
         return self.folder if self.gguf_file is None else self.folder / self.gguf_file
 
     @property

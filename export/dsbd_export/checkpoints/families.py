@@ -37,6 +37,7 @@ _ROUTED = "its layers route by rules of their own, but all experts are computed 
 _ZERO_EXPERTS = (
     "some of its experts return a row unchanged, but all experts are computed as products"
 )
+_OMNI = "it writes sound too, by several models of which a graph has one"
 _BY_WEIGHT = (
     "its attention sees the keep_window_size rows of largest weight, chosen among all rows of the "
     "cache, which the forest mask cannot say"
@@ -71,6 +72,7 @@ FAMILIES: dict[str, Family] = {
     "gemma4_text": Family(note="window; head width by layer, layers share rows"),
     "gemma4_unified": Family(note="Gemma 4 12B: text part; window, head width by layer"),
     "glm4": Family(note="partial rotary positions"),
+    "glmasr": Family(note="GLM-ASR: sound in its prompts"),
     "glm46v": Family(note="GLM-4.6V: text part"),
     "glm4_moe_lite": Family(has_experts=True, note="latent attention, shared expert"),
     "gpt2": Family(note="learned positions"),
@@ -82,11 +84,13 @@ FAMILIES: dict[str, Family] = {
     ),
     "gptj": Family(note="rotary angles from a table"),
     "granite": Family(note="scaled residuals and logits"),
-    "granite_docling": Family(note="Granite-Docling: text part"),
+    "granite_docling": Family(note="Granite-Docling 500m: pictures in its prompts"),
+    "granite_speech": Family(note="Granite Speech: sound in its prompts"),
+    "granite_speech_plus": Family(note="Granite Speech Plus: sound in its prompts"),
     "granite_swa": Family(attention=AttentionForm.CAPPED, note="window, attention sinks"),
     "granitemoe": Family(has_experts=True, note="scaled residuals and logits"),
     "granitemoehybrid": Family(note="Granite 4 hybrid: Mamba2 layers"),
-    "idefics3": Family(note="Idefics3: text part"),
+    "idefics3": Family(note="Idefics3, Granite-Docling 258M: pictures in its prompts"),
     "internvl": Family(note="InternVL: text part"),
     "jamba": Family(refusal=_RECURRENT),
     "led": Family(refusal=_LOCAL_ENCODER),
@@ -123,12 +127,15 @@ FAMILIES: dict[str, Family] = {
     "olmo_hybrid": Family(note="OLMo hybrid: gated delta rule"),
     "olmoe": Family(has_experts=True, note="normalised queries and keys"),
     "opt": Family(note="learned positions"),
+    "paddleocr_vl": Family(note="PaddleOCR-VL: pictures in its prompts"),
     "paligemma": Family(refusal=_OWN_MASK),
     "pegasus": Family(reads_source=True, note="Pegasus"),
     "phi": Family(note="partial rotary positions"),
     "phi3": Family(note="window; rope longrope by the exported context"),
     "qwen2": Family(note="window on some layers"),
+    "qwen2_5_omni": Family(refusal=_OMNI),
     "qwen2_5_vl": Family(note="Qwen2.5-VL: text part"),
+    "qwen2_audio": Family(note="Qwen2-Audio: sound in its prompts"),
     "qwen2_moe": Family(has_experts=True, note="shared expert"),
     "qwen3": Family(note="normalised queries and keys"),
     "qwen3_5": Family(note="Qwen3.5: text part; gated delta rule"),
@@ -136,16 +143,20 @@ FAMILIES: dict[str, Family] = {
     "qwen3_asr": Family(note="Qwen3-ASR: sound in its prompts"),
     "qwen3_moe": Family(has_experts=True, note="normalised queries and keys"),
     "qwen3_next": Family(has_experts=True, note="Qwen3-Next: gated delta rule"),
-    "qwen3_vl": Family(note="Qwen3-VL: text part"),
+    "qwen3_omni_moe": Family(refusal=_OMNI),
+    "qwen3_vl": Family(note="Qwen3-VL: pictures in its prompts"),
     "recurrent_gemma": Family(refusal=_RECURRENT),
     "rwkv": Family(refusal=_RECURRENT),
     "smollm3": Family(note="layers without rotary positions"),
-    "smolvlm": Family(note="SmolVLM: text part"),
+    "smolvlm": Family(note="SmolVLM: pictures in its prompts"),
     "stablelm": Family(note="partial rotary positions"),
     "starcoder2": Family(note="window"),
     "switch_transformers": Family(refusal=_ROUTED),
     "t5": Family(reads_source=True, note="T5 and Flan-T5: bias by distance"),
     "umt5": Family(reads_source=True, note="bias by distance in each layer"),
+    "vision-encoder-decoder": Family(
+        reads_source=True, note="TrOCR, manga-ocr: its source is a picture"
+    ),
     "voxtral": Family(note="Voxtral: text part"),
     "whisper": Family(reads_source=True, note="Whisper: its source is sound"),
     "youtu": Family(note="latent attention"),

@@ -59,16 +59,22 @@ def reads_sound(config: PreTrainedConfig) -> bool:
     return bool(config.model_type == _SPEECH_FAMILY)
 
 
+def reads_picture(config: PreTrainedConfig) -> bool:
+    """Return whether the source of a model is a picture; its decoder has a config of its own."""
+    return bool(config.model_type == "vision-encoder-decoder")
+
+
 def text_config(config: PreTrainedConfig) -> PreTrainedConfig:
     """Return the config of the text part of a composite model, or the whole config."""
-    return config if config.is_encoder_decoder else config.get_text_config(decoder=True)
+    is_whole = config.is_encoder_decoder and not reads_picture(config)
+    return config if is_whole else config.get_text_config(decoder=True)
 
 
 def model_class_of(config: PreTrainedConfig) -> Any:
     """Return the class of transformers for a config, None if none continues text."""
     if reads_sound(config):
         return MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING[type(config)]
-    if config.is_encoder_decoder:
+    if config.is_encoder_decoder and not reads_picture(config):
         return MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING.get(type(config), None)
     causal = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
     multimodal = MODEL_FOR_MULTIMODAL_LM_MAPPING.get(type(config), None)
@@ -85,7 +91,7 @@ def window_within(config: PreTrainedConfig, context_length: int) -> int | None:
 
 def layer_masks(config: PreTrainedConfig, window: int | None) -> tuple[str | None, ...]:
     """Return the mask input of each layer, None for a layer without attention."""
-    if config.is_encoder_decoder:
+    if config.is_encoder_decoder or getattr(config, "add_cross_attention", False):
         return (ATTENTION_MASK,) * num_decoder_layers(config)
     layer_types: list[str] | None = getattr(config, "layer_types", None)
     if layer_types is None:
@@ -121,8 +127,8 @@ def _refusals(config: PreTrainedConfig) -> Iterator[str]:
         yield refusal
     if config.is_encoder_decoder and model_class_of(config) is None:
         yield (
-            "it is an encoder-decoder that reads neither text nor, as Whisper does, sound, or no "
-            "class of transformers writes text"
+            "it is an encoder-decoder that reads neither text nor, as Whisper does, sound, nor "
+            "pictures as TrOCR does, or no class of transformers writes text"
         )
         return
     if reason := refusal_of_quantization(config):

@@ -55,7 +55,7 @@ def load_model(
     if checkpoint.adapter is not None:
         with quiet_libraries():
             model = merge_adapter(model, checkpoint.adapter)
-    if checkpoint.composite is not None:
+    if checkpoint.composite is not None and checkpoint.encoder is None:
         keep_text_part(model)
     widen_constants(model)
     return model.eval()
@@ -107,6 +107,9 @@ def _load(
         counter = Counter(phase, "weights", report)
         dequantized = gguf_weights(checkpoint.source, model_class, config, counter)
         return load(config=config, state_dict=dequantized)
+    if checkpoint.ctranslate2 is not None:
+        report(f"{checkpoint.role}: {checkpoint.ctranslate2.description}")
+        return load(config=config, state_dict=checkpoint.ctranslate2.weights())
     has_own_code = checkpoint.trust_remote_code and hasattr(config, "auto_map")
     if model_class and not has_own_code and safetensors_files(checkpoint.folder):
         with open_weights(checkpoint.folder) as weights:

@@ -17,10 +17,12 @@ from dsbd_export.checkpoints.model_config import (
     decoder_vocab_size,
     positions,
     read_checkpoint,
+    reads_picture,
     reads_sound,
     text_config,
 )
 from dsbd_export.config import MIN_CONTEXT, DraftedOptions, ExportConfig, ModelOptions
+from dsbd_export.encoder_decoder.picture import picture_entry
 from dsbd_export.errors import ExportError, reason_of
 from dsbd_export.tokenizers.older_tokenizers import is_marian, source_tokenizer
 from dsbd_export.tokenizers.tokenizer_files import load_tokenizer
@@ -198,7 +200,7 @@ def _previous(files: CheckpointFiles, suppressed: Any) -> int:
 
 def is_encoder_decoder(files: CheckpointFiles) -> bool:
     """Return whether files are those of an encoder-decoder."""
-    return bool(text_config(files.config).is_encoder_decoder)
+    return reads_picture(files.config) or bool(text_config(files.config).is_encoder_decoder)
 
 
 def read_encoder_decoder(files: CheckpointFiles) -> Checkpoint:
@@ -211,7 +213,7 @@ def _encoder_entry(files: CheckpointFiles) -> EncoderEntry:
     role, config = files.role, text_config(files.config)
     _check_options(role, config, files.options)
     name = "decoder_start_token_id"
-    found = (files.generation.get(name), getattr(config, name, None))
+    found = (files.generation.get(name), *(getattr(c, name, None) for c in (files.config, config)))
     start = next((each for each in found if each is not None), None)
     if type(start) is not int or not 0 <= start < decoder_vocab_size(config):
         raise ExportError(
@@ -219,11 +221,14 @@ def _encoder_entry(files: CheckpointFiles) -> EncoderEntry:
             f"that every target begins with, 0 to {decoder_vocab_size(config) - 1}; add it to "
             "generation_config.json"
         )
-    if reads_sound(config):
-        speech = speech_entry(files)
+    speech = speech_entry(files) if reads_sound(config) else None
+    picture = picture_entry(files) if reads_picture(files.config) else None
+    if speech is not None:
         length = speech.num_frames
+    elif picture is not None:
+        length = picture.num_positions
     else:
-        speech, length = None, positions(config, files.options.max_source)
+        length = positions(config, files.options.max_source)
         if length < MIN_CONTEXT:
             raise ExportError(
                 f"the {role} reads sources of {length} tokens, at least {MIN_CONTEXT} are needed"
@@ -234,6 +239,7 @@ def _encoder_entry(files: CheckpointFiles) -> EncoderEntry:
         start_token_id=start,
         cross=[],
         speech=speech,
+        picture=picture,
     )
 
 
@@ -264,7 +270,7 @@ _FEWEST = 2
 
 def with_languages(checkpoint: Checkpoint) -> Checkpoint:
     """Return a target with the tokens of its languages, unchanged if there are none."""
-    if checkpoint.encoder is None or checkpoint.encoder.speech is not None:
+    if checkpoint.encoder is None or checkpoint.encoder.fixed is not None:
         return checkpoint
     if is_marian(checkpoint.tokenizer_folder):
         size = checkpoint.encoder.vocab_size
@@ -296,7 +302,7 @@ def check_readers(
     if target.encoder is None:
         return
     if draft is not None and draft.encoder is not None:
-        read_by_target, read_by_draft = target.encoder.sound, draft.encoder.sound
+        read_by_target, read_by_draft = target.encoder.reads, draft.encoder.reads
         if read_by_target != read_by_draft:
             raise ExportError(
                 f"the target (family {target.family}) reads {_in_words(target.encoder)}, the draft "
@@ -311,7 +317,9 @@ def check_readers(
 
 
 def _in_words(encoder: EncoderEntry) -> str:
-    speech = encoder.speech
+    speech, picture = encoder.speech, encoder.picture
+    if picture is not None:
+        return f"pictures ({picture})"
     if speech is None:
         return "text"
     return (

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.cache_utils import EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutput
+from transformers.models.trocr.modeling_trocr import TrOCRSinusoidalPositionalEmbedding
 
 from dsbd_export.capture.caches import RecordingCache, attention_rows
 from dsbd_export.capture.forest_graph import (
@@ -35,7 +36,9 @@ from dsbd_export.capture.source_attention import (
 )
 from dsbd_export.checkpoints.checkpoint import Checkpoint, quiet_libraries
 from dsbd_export.checkpoints.families import AttentionForm
+from dsbd_export.checkpoints.model_config import reads_picture
 from dsbd_export.checkpoints.model_loading import cache_name
+from dsbd_export.encoder_decoder.picture import seen_pictures
 from dsbd_export.errors import ExportError
 from dsbd_export.model_source import EngineGraph, ModelSource
 from dsbd_export.parity_cases import TREE, ComputeIn, ForestCase, forest_cases, num_drawn, text_case
@@ -43,7 +46,8 @@ from dsbd_export.parts.sources import entry_of, heard_sounds
 from dsbd_export.passes.optimize import optimize_graph
 from dsbd_export.progress import Report
 from dsbd_runtime.bundle_files.bundle import ENCODER_FILE, ENCODER_WEIGHTS_FILE
-from dsbd_runtime.parts.encoder_entry import HIDDEN_STATES, INPUT_FEATURES, SOURCE_IDS, EncoderEntry
+from dsbd_runtime.parts.encoder_entry import HIDDEN_STATES, SOURCE_IDS, EncoderEntry
+from dsbd_runtime.parts.source_values import SourceValues
 
 _OF_OTHERS = re.compile(
     r"_name_or_path|architectures|transformers_version|(torch_)?dtype|.*init.*|.*drop.*"
@@ -61,7 +65,7 @@ def with_hidden_states(
 ) -> EncoderEntry:
     """Return the entry of an encoder that returns hidden states, or shares the target's."""
     own = fingerprint(model)
-    width = int(model.config.hidden_size)
+    width = int(model.get_encoder().config.hidden_size)
     if checkpoint.role == "target":
         return replace(encoder, hidden_width=width, fingerprint=own)
     target = checkpoint.target_encoder
@@ -80,10 +84,9 @@ def fingerprint(model: PreTrainedModel) -> str:
     """Return the sha256 (hex) of an encoder's config and weights, which are hashed in fp32."""
     encoder = model.get_encoder()
     digest = hashlib.sha256()
+    config = encoder.config if reads_picture(model.config) else model.config
     content = {
-        name: value
-        for name, value in model.config.to_dict().items()
-        if not _OF_OTHERS.fullmatch(name)
+        name: value for name, value in config.to_dict().items() if not _OF_OTHERS.fullmatch(name)
     }
     digest.update(json.dumps(content, sort_keys=True, default=repr).encode())
     for name, weight in sorted(encoder.state_dict().items()):
@@ -101,17 +104,17 @@ def probed_sources(model: PreTrainedModel, checkpoint: Checkpoint, dtype: str) -
     """Return the checkpoint with its caches and cross rows; raise ExportError for other caches."""
     encoder = entry_of(checkpoint)
     own, cross = RecordingCache(), RecordingCache()
-    source, num_rows = {"input_ids": torch.arange(_NUM_TOKENS)[None]}, _NUM_TOKENS
-    if (speech := encoder.speech) is not None:
-        source = {"input_features": torch.zeros(1, speech.num_mels, speech.num_frames)}
-        num_rows = speech.num_positions
+    source = {"input_ids": torch.arange(_NUM_TOKENS)[None]}
+    if (fixed := encoder.fixed) is not None:
+        source = {fixed.input_name: torch.zeros(1, *fixed.shape)}
     with torch.no_grad(), quiet_libraries(), ComputeIn(torch.float32):
-        model(
+        output = model(
             **source,
             decoder_input_ids=torch.zeros(1, 2, dtype=torch.int64),
             use_cache=True,
             **{cache_name(model): EncoderDecoderCache(own, cross)},
         )
+    num_rows = output.encoder_last_hidden_state.shape[1]
     if not own.rows or not cross.rows:
         raise ExportError(
             f"the {checkpoint.role} (family {checkpoint.family}) stores no keys and values in a "
@@ -119,6 +122,9 @@ def probed_sources(model: PreTrainedModel, checkpoint: Checkpoint, dtype: str) -
         )
     found = attention_rows(cross, checkpoint, dtype, num_rows)
     by_layer = sorted(found, key=lambda rows: rows.layer)
+    if (picture := encoder.picture) is not None:
+        picture = replace(picture, num_positions=num_rows)
+        encoder = replace(encoder, picture=picture, context_length=num_rows)
     known = replace(encoder, cross=by_layer, reads_positions=has_distance_bias(model))
     known = with_hidden_states(model, checkpoint, known)
     caches = sorted(attention_rows(own, checkpoint, dtype, 2), key=lambda rows: rows.layer)
@@ -127,11 +133,11 @@ def probed_sources(model: PreTrainedModel, checkpoint: Checkpoint, dtype: str) -
 
 def source_cases(checkpoint: Checkpoint) -> list[ForestCase]:
     """Return the forests with sources of several lengths, alone and together, and the text."""
-    if (speech := entry_of(checkpoint).speech) is not None:
+    if entry_of(checkpoint).fixed is not None:
         forests = [*forest_cases(checkpoint), text_case(checkpoint)]
-        sounds = heard_sounds(speech)
+        sources = fixed_sources(checkpoint)
         return [
-            dataclasses.replace(case, sound=sounds[index * len(sounds) // len(forests)])
+            _with_values(case, sources[index * len(sources) // len(forests)], checkpoint)
             for index, case in enumerate(forests)
         ]
     rng = np.random.default_rng(1)
@@ -148,24 +154,46 @@ def source_cases(checkpoint: Checkpoint) -> list[ForestCase]:
 
 
 def with_own_source(case: ForestCase, checkpoint: Checkpoint) -> ForestCase:
-    """Return a case whose source is its own text, or of a speech model a sound."""
-    if (speech := entry_of(checkpoint).speech) is not None:
-        return dataclasses.replace(case, sound=heard_sounds(speech)[1])
+    """Return a case whose source is its own text, or a sound or picture."""
+    if entry_of(checkpoint).fixed is not None:
+        return _with_values(case, fixed_sources(checkpoint)[1], checkpoint)
     return _with_source(case, case.node_ids, checkpoint)
+
+
+def fixed_sources(checkpoint: Checkpoint) -> Sequence[SourceValues]:
+    """Return the sounds or pictures that the parity gate compares."""
+    encoder = entry_of(checkpoint)
+    if encoder.picture is not None:
+        return seen_pictures(encoder.picture)
+    assert encoder.speech is not None  # the other kind
+    return heard_sounds(encoder.speech)
+
+
+def _with_values(case: ForestCase, values: SourceValues, checkpoint: Checkpoint) -> ForestCase:
+    case = dataclasses.replace(case, values=values)
+    return case if entry_of(checkpoint).picture is None else _without_padding(case, checkpoint)
 
 
 def _with_source(
     case: ForestCase, source_ids: NDArray[np.int64], checkpoint: Checkpoint
 ) -> ForestCase:
     """Return a case with a source, both without padding: no request has padding in its source."""
+    source = source_ids[: entry_of(checkpoint).context_length]
+    return _without_padding(dataclasses.replace(case, source_ids=source), checkpoint)
+
+
+def _without_padding(case: ForestCase, checkpoint: Checkpoint) -> ForestCase:
     padding = checkpoint.config.pad_token_id
     other = 0 if padding != 0 else 1
-    source = source_ids[: entry_of(checkpoint).context_length]
+
+    def without(ids: NDArray[np.int64]) -> NDArray[np.int64]:
+        return np.where(ids == padding, other, ids)
+
     return dataclasses.replace(
         case,
-        source_ids=np.where(source == padding, other, source),
-        prefix_ids=np.where(case.prefix_ids == padding, other, case.prefix_ids),
-        node_ids=np.where(case.node_ids == padding, other, case.node_ids),
+        source_ids=None if case.source_ids is None else without(case.source_ids),
+        prefix_ids=without(case.prefix_ids),
+        node_ids=without(case.node_ids),
     )
 
 
@@ -181,12 +209,13 @@ class EncoderGraph(nn.Module):
     def forward(self, tensors: list[Tensor]) -> list[Tensor]:
         """Return each layer's key and value, (1, H, N, D), and the hidden states, (1, N, W).
 
-        tensors: the source, (1, N) int64 tokens, (1, M, F) features or (1, N, W) hidden states.
+        tensors: the source, (1, N) int64 tokens, (1, M, F) features, (1, 3, H, W) pixels or
+            (1, N, W) hidden states.
         """
         [source] = tensors
         if self._encoder.is_shared:
             hidden = source
-        elif self._encoder.speech is not None:
+        elif self._encoder.fixed is not None:
             hidden = self.model.get_encoder()(source).last_hidden_state
         else:
             places = torch.arange(source.shape[1])
@@ -201,8 +230,9 @@ def cross_rows(model: PreTrainedModel, encoder: EncoderEntry, hidden: Tensor) ->
     start = torch.full((1, 1), encoder.start_token_id)
     rows = RecordingCache()
     cache = EncoderDecoderCache(RecordingCache(), rows)
-    with forest_positions(model.get_decoder(), start[0], torch.zeros(1, dtype=torch.int64)):
+    with forest_positions(model, start[0], torch.zeros(1, dtype=torch.int64)) as positions:
         model(
+            **positions,
             encoder_outputs=BaseModelOutput(last_hidden_state=hidden),
             decoder_input_ids=start,
             decoder_attention_mask=torch.ones(1, 1, 1, 1, dtype=torch.bool),
@@ -214,21 +244,30 @@ def cross_rows(model: PreTrainedModel, encoder: EncoderEntry, hidden: Tensor) ->
 
 def encoder_contract(checkpoint: Checkpoint) -> ExportContract:
     """Return the inputs and outputs of the encoder's graph."""
-    encoder, width = entry_of(checkpoint), int(checkpoint.config.hidden_size)
+    encoder = entry_of(checkpoint)
     positions: int | Axis = Axis("N", 7, most=encoder.context_length)
     name, example = SOURCE_IDS, Example((1, positions))
-    if (speech := encoder.speech) is not None:
-        positions = speech.num_positions
-        shape = (1, speech.num_mels, speech.num_frames)
-        name, example = INPUT_FEATURES, Example(shape, torch.float32)
+    if (fixed := encoder.fixed) is not None:
+        positions = fixed.num_positions
+        name, example = fixed.input_name, Example((1, *fixed.shape), torch.float32)
     if encoder.is_shared:
-        name, example = HIDDEN_STATES, Example((1, positions, width), torch.float32)
+        assert encoder.hidden_width is not None  # the target's
+        shape = (1, positions, encoder.hidden_width)
+        name, example = HIDDEN_STATES, Example(shape, torch.float32)
     hidden = (HIDDEN_STATES,) if encoder.returns_hidden else ()
     return ExportContract(inputs={name: example}, outputs=(*encoder.cross_shapes, *hidden))
 
 
 class EncoderDecoderSource(ModelSource):
     """An encoder-decoder of transformers, whose decoder is the engine."""
+
+    def load(self, dtype: str, report: Report) -> Any:
+        """See ModelSource; tables of sinusoids that transformers leaves empty are computed."""
+        model = super().load(dtype, report)
+        for module in model.modules():
+            if isinstance(module, TrOCRSinusoidalPositionalEmbedding) and module.weights.is_meta:
+                module.weights = module.get_embedding(*module.weights.shape, module.padding_idx)
+        return model
 
     def probed(self, model: Any, dtype: str) -> Checkpoint:
         self._checkpoint = probed_sources(model, self._checkpoint, dtype)

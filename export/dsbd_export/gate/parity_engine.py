@@ -207,9 +207,9 @@ class ParityEngine:
             return self.model.forward(joined_forward(forwards))
 
     def _hold(self, case: ForestCase) -> None:
-        """Keep the encoder output of a sound until a case has another one: encoding is slow."""
+        """Keep an encoder output until a case has another sound or picture: encoding is slow."""
         self._held.close()
-        if case.sound is not None:
+        if case.values is not None:
             self._held.enter_context(self.model.part(Sources).slots.held(case.source))
 
     def _append_prefix(self, case: ForestCase) -> tuple[int, int]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from pathlib import Path
 
 from dsbd_export.checkpoints.checkpoint import Checkpoint
+from dsbd_export.checkpoints.checkpoint_files import json_object_or_none
 from dsbd_export.checkpoints.model_config import CheckpointFiles, read_decoder
 from dsbd_export.config import DraftedOptions, ExportConfig, ModelOptions
 from dsbd_export.errors import ExportError
@@ -35,6 +37,14 @@ class GivenCheckpoint(Checkpoint):
 def is_given_prompt(files: CheckpointFiles) -> bool:
     """Return whether files are those of a known kind."""
     return files.config.model_type in GIVEN_KINDS
+
+
+def carries_adapter(folder: Path) -> bool:
+    """Return whether a checkpoint's adapter belongs to it."""
+    kind = GIVEN_KINDS.get(
+        str((json_object_or_none(folder / "config.json") or {}).get("model_type"))
+    )
+    return kind is not None and kind.has_own_adapter
 
 
 def read_given_prompt(files: CheckpointFiles) -> GivenCheckpoint:
@@ -75,8 +85,8 @@ def _check_template(files: CheckpointFiles) -> None:
         ChatTemplate.from_folder(files.folder)
     except BundleError as error:
         raise ExportError(
-            f"the {files.role} at {files.folder} reads sound by conversations, but has no usable "
-            "chat template; copy chat_template.jinja of its base model"
+            f"the {files.role} at {files.folder} reads sound or pictures in conversations, but "
+            "has no usable chat template; copy chat_template.jinja of its base model"
         ) from error
 
 

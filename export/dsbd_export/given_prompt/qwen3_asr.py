@@ -15,28 +15,23 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import PreTrainedConfig
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from dsbd_export.capture.forest_graph import Axis, Example
-from dsbd_export.capture.replacements import attention_node
-from dsbd_export.checkpoints.checkpoint_files import json_object_or_none
 from dsbd_export.checkpoints.model_config import CheckpointFiles
 from dsbd_export.errors import ExportError
 from dsbd_export.given_prompt.media import Medium
+from dsbd_export.given_prompt.sounds import extractor_settings, gate_features
+from dsbd_export.given_prompt.whole_attention import attend_to_all
 from dsbd_runtime.parts.encoder_entry import INPUT_FEATURES
 from dsbd_runtime.parts.given_medium import KEPT_ROWS, ChunkedSound
 from dsbd_runtime.parts.given_rows import GivenEntry
 
-_SETTINGS = ("preprocessor_config.json", "processor_config.json")
 _SOUND = {  # by names of this package: transformers' names and defaults
     "sampling_rate": ("sampling_rate", 16_000),
     "n_fft": ("n_fft", 400),
     "hop_length": ("hop_length", 160),
     "least_samples": ("min_length", 8_000),
 }
-# transformers hands packed segments of several windows to a function with "flash" in its name as
-# they are, without reading their lengths, which no graph can hold.
-_ONE_WINDOW = "flash-one-window"
 
 
 def given_entry(files: CheckpointFiles) -> GivenEntry:
@@ -51,17 +46,7 @@ def given_entry(files: CheckpointFiles) -> GivenEntry:
             f"numbers (audio_config.output_dim), its decoder reads {text.hidden_size}; check "
             "config.json"
         )
-    settings = _settings(files)
-    if (num_mels := settings.get("feature_size", audio.num_mel_bins)) != audio.num_mel_bins:
-        raise ExportError(
-            f"the features of the {files.role} at {files.folder} are {num_mels} mels, its encoder "
-            f"reads {audio.num_mel_bins}; copy {_SETTINGS[0]} of its base model"
-        )
-    if settings.get("dither"):
-        raise ExportError(
-            f"the features of the {files.role} at {files.folder} are made with noise (dither "
-            f"{settings['dither']!r}), which is not supported; set dither to 0.0"
-        )
+    settings = extractor_settings(files, audio.num_mel_bins)
     sound = ChunkedSound(
         num_mels=audio.num_mel_bins,
         chunk_frames=2 * audio.n_window,
@@ -88,16 +73,6 @@ def _refusals(config: PreTrainedConfig) -> Iterator[str]:
         yield "it aligns texts to sounds, and writes no text; choose another checkpoint"
 
 
-def _settings(files: CheckpointFiles) -> dict[str, Any]:
-    """Return the settings of the feature extractor, {} without a file of them."""
-    for name in _SETTINGS:
-        content = json_object_or_none(files.folder / name)
-        if content is not None:
-            found: dict[str, Any] = content.get("feature_extractor", content)
-            return found
-    return {}
-
-
 def examples(given: GivenEntry) -> dict[str, Example]:
     """See GivenKind."""
     sound = _sound_of(given)
@@ -110,9 +85,8 @@ class WindowEncoder(nn.Module):
 
     def __init__(self, model: Any) -> None:
         super().__init__()
-        ALL_ATTENTION_FUNCTIONS.register(_ONE_WINDOW, _attended)
         self.tower, self.projector = model.model.audio_tower, model.model.multi_modal_projector
-        self.tower.config._attn_implementation = _ONE_WINDOW
+        attend_to_all(self.tower.config)
 
     def forward(self, tensors: list[Tensor]) -> list[Tensor]:
         """Return [(E, W)] of chunks (T, mels, F) and the rows (E,) of them that are kept."""
@@ -129,20 +103,6 @@ class WindowEncoder(nn.Module):
         return [self.projector(tower.ln_post(states))]
 
 
-def _attended(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: None,
-    scaling: float,
-    **_: object,
-) -> tuple[Tensor, None]:
-    """Attend among all rows of a window; the interface is that of transformers' functions."""
-    attended = attention_node(query, key, value, None, float(scaling))
-    return attended.transpose(1, 2).contiguous(), None
-
-
 def own_rows(model: Any, arguments: Mapping[str, Tensor]) -> Tensor:
     """See GivenKind."""
     rows: Tensor = model.get_audio_features(**arguments, return_dict=True).pooler_output
@@ -155,19 +115,11 @@ _SHORT_FRAMES = 37
 
 def gate_media(given: GivenEntry) -> list[Medium]:
     """Return a short noise, tones over a window's end, silence, and a noise for several calls."""
-    sound, rng = _sound_of(given), np.random.default_rng(5)
+    sound = _sound_of(given)
     window, second = sound.window_frames, sound.chunk_frames
     num_long = _CALL_ROWS * second // sound.num_rows(second) + _SHORT_FRAMES
-    frames = np.arange(window + _SHORT_FRAMES)
-    mels = np.arange(sound.num_mels)[:, None]
-    rising = frames % second * sound.num_mels / second
-    tones = np.where(np.abs(mels - rising) < 2, 1.0, -0.6)
-    silence = np.full((sound.num_mels, second), -1.5)
-    short, long = (rng.normal(size=(sound.num_mels, n)) for n in (_SHORT_FRAMES, num_long))
-    named = {"short noise": short, "silence": silence, "tones": tones, "long noise": long}
-    return [
-        _medium(name, sound, np.asarray(features, np.float32)) for name, features in named.items()
-    ]
+    found = gate_features(sound.num_mels, _SHORT_FRAMES, window + _SHORT_FRAMES, num_long)
+    return [_medium(name, sound, features) for name, features in found.items()]
 
 
 def _medium(name: str, sound: ChunkedSound, features: NDArray[np.float32]) -> Medium:

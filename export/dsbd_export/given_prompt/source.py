@@ -82,7 +82,11 @@ class ExportedGivenRows(ExportPart):
         def reading(call: CapturedCall) -> Iterator[None]:
             rows, arguments = call.inputs[GIVEN_ROWS], call.arguments
             embeddings, *levels = torch.split(call.inputs[GIVEN_EMBEDDINGS], given.width, dim=1)
-            of_tokens = model.get_input_embeddings()(arguments.pop("input_ids"))[0]
+            token_ids = arguments.pop("input_ids")
+            if (read_as := self._kind.read_as) is not None:
+                is_placeholder = token_ids == given.placeholder_token_id
+                token_ids = torch.where(is_placeholder, read_as, token_ids)
+            of_tokens = model.get_input_embeddings()(token_ids)[0]
             # The model's own forward continues from here, with its multipliers.
             arguments["inputs_embeds"] = of_tokens.index_put((rows,), embeddings)[None]
             if given.position_axes > 1:
@@ -150,7 +154,9 @@ class GivenPromptSource(ModelSource):
         whole = self._checkpoint.composite
         assert whole is not None  # every kind has an encoder's config next to its text part's
         as_one = replace(self._checkpoint, config=whole, composite=None)
-        return load_model(as_one, reference_dtype(as_one, dtype), report)
+        model = load_model(as_one, reference_dtype(as_one, dtype), report)
+        self._checkpoint.kind.prepare(model, as_one)
+        return model
 
     def parts(self, options: ModelOptions) -> list[ExportPart]:
         checkpoint = self._checkpoint
@@ -161,7 +167,8 @@ class GivenPromptSource(ModelSource):
         graphs = super().capture(model, parts, report)
         checkpoint, kind = self._checkpoint, self._checkpoint.kind
         examples = dict(kind.examples(checkpoint.given))
-        contract = ExportContract(inputs=examples, outputs=(GIVEN_EMBEDDINGS,))
+        outputs = (GIVEN_EMBEDDINGS, *checkpoint.given.medium.encoder_outputs)
+        contract = ExportContract(inputs=examples, outputs=outputs)
         module = kind.encoder(model)
         encoder = captured_graph(module, checkpoint, contract, report, "capturing the encoder")
         optimize_graph(encoder)
@@ -174,7 +181,10 @@ class GivenPromptSource(ModelSource):
         with torch.no_grad(), ComputeIn(torch.float32):
             ids = torch.from_numpy(np.concatenate([case.prefix_ids, case.node_ids])[None])
             model(
-                input_ids=ids, use_cache=True, **case.arguments_of(1), **{cache_name(model): cache}
+                input_ids=ids,
+                use_cache=True,
+                **case.arguments_of(ids),
+                **{cache_name(model): cache},
             )
         for layer, (_, values) in cache.rows.items():
             found[layer] = np.maximum(found[layer], values.abs().amax((0, 2)).numpy())

@@ -105,7 +105,8 @@ class ExportedSources(ExportPart):
         def reading(call: CapturedCall) -> Iterator[None]:
             given, inputs = call.arguments, call.inputs
             token_ids, positions = given.pop("input_ids"), given.pop("position_ids")[0]
-            unread = torch.zeros(1, 1, model.config.hidden_size, dtype=model.dtype)
+            width = model.get_encoder().config.hidden_size
+            unread = torch.zeros(1, 1, width, dtype=model.dtype)
             cross = [
                 tuple(inputs[cross_name(entry.layer, part)] for part in entry.parts)
                 for entry in self._encoder.cross
@@ -121,7 +122,7 @@ class ExportedSources(ExportPart):
             names = (SOURCE_ROWS, SOURCE_PLACES, SOURCE_LENGTHS)
             places = SourcePlaces(*(inputs[name] for name in names))
             with contextlib.ExitStack() as stack:
-                stack.enter_context(forest_positions(model.get_decoder(), token_ids[0], positions))
+                given |= stack.enter_context(forest_positions(model, token_ids[0], positions))
                 stack.enter_context(rows_of_sources(places))
                 if self._encoder.reads_positions:
                     stack.enter_context(biases.between(positions, inputs[ROW_POSITIONS]))

@@ -6,6 +6,7 @@ tekken.json (Mistral)        by transformers, special tokens from the file  deco
 tokenizer.model              by the settings of the file, not its class     sentencepiece itself
 tiktoken, any name           not: it has neither a splitting into words nor special tokens
 source.spm and target.spm    from both and vocab.json                       MarianTokenizer
+vocab.txt of characters      here, as BertJapaneseTokenizer (manga-ocr)     tests, with MeCab
 
 The last are Marian's (OPUS-MT): two sentencepiece files with separate ids. source.spm splits
 sources, target.spm writes targets, and vocab.json has the ids of pieces (target_vocab.json those of
@@ -24,7 +25,15 @@ from pathlib import Path
 from typing import Any
 
 import sentencepiece
-from tokenizers import AddedToken, Tokenizer
+from tokenizers import (
+    AddedToken,
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+)
 from tokenizers.processors import TemplateProcessing
 from transformers import (
     AutoTokenizer,
@@ -71,13 +80,46 @@ def has_older_files(folder: Path) -> bool:
 def load_folder(folder: Path, **options: Any) -> PreTrainedTokenizerBase:
     """Return the tokenizer of a folder as transformers loads it."""
     tokenizer: PreTrainedTokenizerBase
-    if sentencepiece_file(folder) is not None:
+    if is_of_characters(folder):
+        tokenizer = character_tokenizer(folder)
+    elif sentencepiece_file(folder) is not None:
         # Classes such as LlamaTokenizer set spaces and merges differently from the file.
         tokenizer = TokenizersBackend.from_pretrained(str(folder), **options)
     else:
         options |= _tekken_options(folder)
         tokenizer = AutoTokenizer.from_pretrained(str(folder), mistral_format=False, **options)
     return tokenizer
+
+
+def is_of_characters(folder: Path) -> bool:
+    """Return whether a folder has a Japanese tokenizer of characters, without tokenizer.json."""
+    file = folder / TOKENIZER_CONFIG_FILE
+    said = json_object(file) if file.is_file() and is_built(folder) else {}
+    is_japanese = said.get("tokenizer_class") == "BertJapaneseTokenizer"
+    return is_japanese and said.get("subword_tokenizer_type") == "character"
+
+
+def character_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
+    """Return BertJapaneseTokenizer of characters without MeCab, which then only drops spaces."""
+    said = json_object(folder / TOKENIZER_CONFIG_FILE)
+    names = {f"{n}_token": f"[{n.upper()}]" for n in ("unk", "sep", "pad", "cls", "mask")}
+    named = {name: said.get(name) or default for name, default in names.items()}
+    tokens = {n: t["content"] if isinstance(t, dict) else str(t) for n, t in named.items()}
+    lines = (folder / "vocab.txt").read_text("utf-8").removesuffix("\n").split("\n")
+    ids = {token: index for index, token in enumerate(lines)}
+    tokenizer = Tokenizer(models.WordLevel(ids, unk_token=tokens["unk_token"]))
+    lower = [normalizers.Lowercase()] if said.get("do_lower_case") else []
+    tokenizer.normalizer = normalizers.Sequence([normalizers.NFKC(), *lower])
+    each = pre_tokenizers.Split(Regex(r"\S"), "isolated")
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), each])
+    tokenizer.decoder = decoders.WordPiece(prefix="##", cleanup=False)
+    first, last = tokens["cls_token"], tokens["sep_token"]
+    tokenizer.post_processor = TemplateProcessing(
+        single=f"{first} $A {last}", special_tokens=[(t, ids[t]) for t in (first, last)]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, clean_up_tokenization_spaces=False, **tokens
+    )
 
 
 def tiktoken_file(folder: Path) -> Path | None:

@@ -225,12 +225,12 @@ def _check_agreement(folder: Path, manifest: Manifest) -> None:
             "its target do not have; export a pair that both read one"
         )
     read_by_target, read_by_draft = (
-        entry.encoder and entry.encoder.sound for entry in (manifest.target, manifest.draft)
+        entry.encoder and entry.encoder.reads for entry in (manifest.target, manifest.draft)
     )
     if manifest.draft.encoder is not None and read_by_target != read_by_draft:
         raise BundleError(
-            f"target and draft of {folder} read different sources, of which one alone is sound, or "
-            "other features of it; export a pair that reads the same"
+            f"target and draft of {folder} read different sources: texts, sound or pictures, or "
+            "other features of these; export a pair that reads the same"
         )
     for field in ("vocab_size", "bos_token_id", "eos_token_ids"):
         target, draft = getattr(manifest.target, field), getattr(manifest.draft, field)

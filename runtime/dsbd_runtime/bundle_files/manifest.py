@@ -312,6 +312,8 @@ def _check_encoder(encoder: EncoderEntry, entry: ModelEntry, where: str) -> None
             raise mismatch(f"0 to {entry.vocab_size - 1}", token_id, place)
     if encoder.speech is not None:
         check_speech(encoder.speech, entry.vocab_size, f"{where}: speech")
+    if encoder.picture is not None:
+        encoder.picture.check(f"{where}: picture")
     _check_caches(encoder.cross, entry.num_layers, f"{where}: cross")
 
 

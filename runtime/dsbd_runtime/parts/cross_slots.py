@@ -85,8 +85,8 @@ class CrossSlots:
 
     def most_together(self, sources: Sequence[Source]) -> int:
         """Return how many of these sources one call may have; beyond, some are read again."""
-        speech, limit = self._entry.speech, self._entry.context_length
-        limit = limit if speech is None else speech.num_positions  # of a window's frames
+        fixed, limit = self._entry.fixed, self._entry.context_length
+        limit = limit if fixed is None else fixed.num_positions  # of a window's frames
         lengths = (len(source) if isinstance(source, tuple) else limit for source in sources)
         size = self._bytes_of_slot(_rounded(min(max(lengths), limit)))
         return max(1, min(MOST_SOURCES, self._most_bytes // size))

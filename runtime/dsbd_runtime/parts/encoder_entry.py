@@ -1,8 +1,9 @@
 """Encoder of an encoder-decoder: its graph's names, its entry in the manifest, its source.
 
-A source is a tuple of tokens, or the features of a window of sound. The encoder runs once a
-request. It returns the cross rows: for each decoder layer a key and a value of every token of the
-source, or of every two frames. All beams and all drafted nodes read them; none writes them.
+A source is a tuple of tokens, the features of a window of sound, or a picture. The encoder runs
+once a request. It returns the cross rows: for each decoder layer a key and a value of every token
+of the source, of every two frames, or of every patch. All beams and all drafted nodes read them;
+none writes them.
 
 A call of the decoder has the cross rows of B sources, padded to the longest, and states for each of
 its S rows which source it reads: ``source_rows`` lists the rows of one source, P for each source.
@@ -13,6 +14,7 @@ its S rows which source it reads: ``source_rows`` lists the rows of one source, 
 | hidden_states | [1,N,W] | its last output, for a draft that shares the encoder: of the draft's |
 | | | encoder.onnx the input, in place of source_ids |
 | input_features | [1,M,F] float32 | instead, of a speech model: features of a window of sound |
+| pixel_values | [1,3,H,W] float32 | instead, of a model that reads pictures |
 | cross.{i}.key, cross.{i}.value | [1,H,N,D] | its outputs |
 | the same | [B,H,N,D] | of the decoder's graph: those of B sources |
 | source_lengths | [B] int64 | of the decoder's graph: tokens of each source; after them are any |
@@ -34,7 +36,9 @@ from dsbd_forward.rows import Ints
 from dsbd_runtime.errors import BundleError, CapacityError, InputError
 from dsbd_runtime.parts.cache_entries import AttentionRows, parts_of
 from dsbd_runtime.parts.part import FLOAT32, FLOAT_TYPES, INT64, GraphContract, Tensors, TensorSpec
-from dsbd_runtime.parts.speech_entry import Features, SoundFeatures, SpeechEntry
+from dsbd_runtime.parts.picture_entry import PictureEntry
+from dsbd_runtime.parts.source_values import FixedSource, checked_values
+from dsbd_runtime.parts.speech_entry import SpeechEntry
 from dsbd_runtime.typed_json import in_short, mismatch
 
 ENCODER_FILE = "encoder.onnx"
@@ -44,7 +48,7 @@ HIDDEN_STATES = "hidden_states"
 SOURCE_LENGTHS = "source_lengths"
 SOURCE_ROWS = "source_rows"
 SOURCE_PLACES = "source_places"
-INPUT_FEATURES = "input_features"
+INPUT_FEATURES = SpeechEntry.input_name
 
 
 def cross_name(layer: int, part: str) -> str:
@@ -57,8 +61,9 @@ class EncoderEntry:
     """Manifest entry of the encoder of a decoder's engine.
 
     Attributes:
-        vocab_size: number of the tokens of a source; of a speech model that of the decoder's.
-        context_length: most tokens of a source; of a speech model the frames of a window.
+        vocab_size: number of the tokens of a source; if that is no text, that of the decoder's.
+        context_length: most tokens of a source; of a speech model the frames of a window, of
+            pictures the rows of each.
         start_token_id: the token that every target begins with.
         cross: the cross rows of the decoder layers that read the source.
         reads_positions: whether the decoder's graph has the input ``row_positions``.
@@ -72,7 +77,7 @@ class EncoderEntry:
             draft is known to share the encoder; None where it returns none.
         is_shared: of a draft: whether the encoder is the target's, whose hidden states its graph
             reads in place of a source.
-        speech: of a model whose source is sound; None: it is a text.
+        speech, picture: of a model whose source is sound, or a picture; None: it is a text.
     """
 
     vocab_size: int
@@ -86,15 +91,21 @@ class EncoderEntry:
     fingerprint: str | None = None
     is_shared: bool | None = None
     speech: SpeechEntry | None = None
+    picture: PictureEntry | None = None
 
     @property
     def returns_hidden(self) -> bool:
         return self.hidden_width is not None and not self.is_shared
 
     @property
-    def sound(self) -> tuple[int, ...] | None:
-        """Settings of the features that it reads, None if it reads a text."""
-        return None if self.speech is None else self.speech.features
+    def fixed(self) -> FixedSource | None:
+        """The kind of its sources, if all are arrays of one shape; None: they are texts."""
+        return self.speech or self.picture
+
+    @property
+    def reads(self) -> object:
+        """Settings of the sources that it reads, None if it reads a text; equal for a pair."""
+        return self.picture if self.speech is None else self.speech.features
 
     @property
     def num_alignment_heads(self) -> int:
@@ -126,15 +137,14 @@ def cross_specs(encoder: EncoderEntry, num_sources: int | str, length: int | str
 
 def encoder_contract(encoder: EncoderEntry) -> GraphContract:
     """Return the inputs and outputs of an encoder's graph."""
-    speech = encoder.speech
-    length: int | str = "E" if speech is None else speech.num_positions
+    fixed = encoder.fixed
+    length: int | str = "E" if fixed is None else fixed.num_positions
     kind = FLOAT_TYPES[encoder.cross[0].dtype]
     hidden = {HIDDEN_STATES: TensorSpec(kind, (1, length, encoder.hidden_width))}
     if encoder.is_shared:
         inputs = hidden
-    elif speech is not None:
-        shape = 1, speech.num_mels, speech.num_frames
-        inputs = {INPUT_FEATURES: TensorSpec(FLOAT32, shape)}
+    elif fixed is not None:
+        inputs = {fixed.input_name: TensorSpec(FLOAT32, (1, *fixed.shape))}
     else:
         inputs = {SOURCE_IDS: TensorSpec(INT64, (1, None))}
     outputs = cross_specs(encoder, 1, length) | (hidden if encoder.returns_hidden else {})
@@ -164,19 +174,9 @@ def check_shared_encoder(
 
 def encoder_input(entry: EncoderEntry, source: Source) -> tuple[str, NDArray[Any]]:
     """Return an encoder's input name and array; InputError: no source; CapacityError: too long."""
-    if entry.speech is not None:
-        return INPUT_FEATURES, _checked_features(entry.speech, source)[None]
+    if (fixed := entry.fixed) is not None:
+        return fixed.input_name, checked_values(fixed, source)[None]
     return SOURCE_IDS, _checked_ids(entry, source)[None]
-
-
-def _checked_features(speech: SpeechEntry, source: Source) -> Features:
-    expected = speech.num_mels, speech.num_frames
-    if not isinstance(source, SoundFeatures) or source.values.shape != expected:
-        raise InputError(
-            f"the source of a forward is {source!r}, but the engine is a speech model's: expected "
-            f"the SoundFeatures of a window, {speech.num_mels} mels and {speech.num_frames} frames"
-        )
-    return source.values
 
 
 def _checked_ids(entry: EncoderEntry, source: Source) -> Ints:

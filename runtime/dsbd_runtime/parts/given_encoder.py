@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,15 +15,16 @@ from numpy.typing import NDArray
 
 from dsbd_forward.forward import SourceReading
 from dsbd_runtime.errors import EngineError, InputError
+from dsbd_runtime.parts.given_medium import CTC_LOGITS
 from dsbd_runtime.parts.given_prompt import GivenPiece
 from dsbd_runtime.parts.graph_check import call_error, check_graph
-from dsbd_runtime.parts.part import FLOAT32, INT64, GraphContract, TensorSpec
+from dsbd_runtime.parts.part import BOOL, FLOAT32, INT64, GraphContract, TensorSpec
 
 GIVEN_EMBEDDINGS = "given_embeddings"
 MOST_BYTES = 2**28
 """Most bytes of the rows of all pieces but the last; those that were used longest ago go first."""
 
-_DTYPES = {FLOAT32: np.float32, INT64: np.int64}
+_DTYPES = {FLOAT32: np.float32, INT64: np.int64, BOOL: np.bool_}
 
 
 class GivenEncoder:
@@ -44,23 +46,30 @@ class GivenEncoder:
         check_graph(path, contract, engine)
         self._ort, self._path, self._contract, self._engine = ort, path, contract, engine
         self._most_bytes, self._clock = most_bytes, clock
-        self._kept: OrderedDict[bytes, NDArray[np.float32]] = OrderedDict()
+        self._kept: OrderedDict[bytes, _Outputs] = OrderedDict()
         self._reading: SourceReading | None = None
         self.num_read = self.num_bytes = 0
 
     def rows(self, piece: GivenPiece) -> NDArray[np.float32]:
         """Return the rows of a piece, (num_rows, (1 + K) W), which nobody may change.
 
+        Sets ``piece.labels`` as well.
         InputError: inputs of another encoder; CapacityError: no memory; EngineError: it failed.
         """
         if (found := self._kept.get(piece.digest)) is None:
             self.check(piece)
             found = self._kept[piece.digest] = self._read(piece)
-            self.num_bytes += found.nbytes
+            self.num_bytes += found.rows.nbytes
         self._kept.move_to_end(piece.digest)
         while self.num_bytes > self._most_bytes and len(self._kept) > 1:
-            self.num_bytes -= self._kept.popitem(last=False)[1].nbytes
-        return found
+            self.num_bytes -= self._kept.popitem(last=False)[1].rows.nbytes
+        piece.labels = found.labels
+        return found.rows
+
+    def recall(self, piece: GivenPiece) -> None:
+        """Set ``piece.labels`` if its outputs are kept; rows of its prompt may be in a cache."""
+        if piece.labels is None and (kept := self._kept.get(piece.digest)) is not None:
+            piece.labels = kept.labels
 
     def check(self, piece: GivenPiece) -> None:
         """Raise InputError for a piece that is not of this encoder."""
@@ -89,16 +98,17 @@ class GivenEncoder:
         self._engine = None
         self.forget()
 
-    def _read(self, piece: GivenPiece) -> NDArray[np.float32]:
+    def _read(self, piece: GivenPiece) -> _Outputs:
         began = self._clock()
         new_value = self._ort.OrtValue.ortvalue_from_numpy
         inputs = {name: new_value(array) for name, array in piece.inputs.items()}
         try:
-            [value] = self._engine.run_with_ort_values([GIVEN_EMBEDDINGS], inputs)
+            values = self._engine.run_with_ort_values([*self._contract.outputs], inputs)
         except Exception as error:  # ONNX Runtime's exceptions share no base but this one
             sizes = f"a piece of {piece.num_rows} rows"
             raise call_error(self._path, sizes, error, "run fewer requests") from error
-        rows: NDArray[np.float32] = value.numpy()
+        found = dict(zip(self._contract.outputs, (each.numpy() for each in values), strict=True))
+        rows = found[GIVEN_EMBEDDINGS]
         if len(rows) != piece.num_rows:
             raise EngineError(
                 f"{self._path} returned {len(rows)} rows of a piece that has {piece.num_rows}; "
@@ -110,7 +120,16 @@ class GivenEncoder:
         self._reading = SourceReading(
             before.num_tokens + len(rows), before.seconds + seconds, before.own_seconds + seconds
         )
-        return rows
+        logits = found.get(CTC_LOGITS)
+        return _Outputs(rows, None if logits is None else logits.argmax(axis=1))
+
+
+@dataclass(frozen=True)
+class _Outputs:
+    """Outputs of an encoder for a piece; ``labels``: see GivenPiece."""
+
+    rows: NDArray[np.float32]
+    labels: NDArray[np.int64] | None
 
 
 def _fits(array: NDArray[Any], spec: TensorSpec) -> bool:

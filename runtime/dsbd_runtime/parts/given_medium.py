@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +16,8 @@ from dsbd_runtime.parts.speech_entry import LARGEST_SOUND
 from dsbd_runtime.typed_json import check_counts, mismatch
 
 KEPT_ROWS = "kept_rows"
+CTC_LOGITS = "ctc_logits"
+"""An output of encoders that also spell what they hear."""
 _NUM_HALVINGS = 3  # of the frames of a chunk, by convolutions of stride 2
 _LARGEST_CHUNKS = {
     **{name: LARGEST_SOUND[name] for name in ("sampling_rate", "num_mels", "n_fft", "hop_length")},
@@ -38,7 +41,16 @@ class MediumEntry:
         """The inputs of the encoder's graph for one piece."""
         raise NotImplementedError
 
-    def pieces(self, features: NDArray[np.float32]) -> list[GivenPiece]:
+    @property
+    def encoder_outputs(self) -> Tensors:
+        """The outputs of that graph in addition to the rows."""
+        return {}
+
+    def spelled(self, labels: NDArray[np.int64]) -> str:
+        """Return the text of the most probable CTC labels, (T,), "" without such an output."""
+        return ""
+
+    def pieces(self, features: NDArray[Any]) -> list[GivenPiece]:
         """Return the runs of the encoder for one medium; InputError: features of another shape."""
         raise NotImplementedError
 
@@ -57,6 +69,7 @@ class ChunkedSound(MediumEntry):
     | kept_rows | [N] int64 | the rows without padding, of the T chunks one after the other |
 
     Attributes:
+        recipe: the name of the prompts that transcribe it.
         n_fft: samples of a frame.
         hop_length: samples from one frame to the next.
         chunk_frames: frames of a chunk, F. 100 frames become 50, 25, 13 rows.
@@ -65,6 +78,7 @@ class ChunkedSound(MediumEntry):
     """
 
     kind: str = "chunked-sound"
+    recipe: str = "qwen3_asr"
     sampling_rate: int
     num_mels: int
     n_fft: int

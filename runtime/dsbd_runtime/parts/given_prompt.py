@@ -22,7 +22,10 @@ _NOT_GIVEN = -1
 
 
 class GivenPiece:
-    """One run of an encoder. Pieces are equal if its inputs are; its outputs are not compared."""
+    """One run of an encoder. Pieces are equal if its inputs are; its outputs are not compared.
+
+    labels: the most probable CTC labels, (T,) int64, once an encoder that has them has read it.
+    """
 
     def __init__(self, inputs: Mapping[str, NDArray[Any]], num_rows: int) -> None:
         """Copy the encoder's inputs by name; InputError: numbers that are not finite.
@@ -32,6 +35,7 @@ class GivenPiece:
         if num_rows < 1:
             raise InputError(f"a piece of a prompt has {num_rows} rows, expected at least 1")
         self.num_rows = num_rows
+        self.labels: Ints | None = None
         self.inputs: dict[str, NDArray[Any]] = {}
         digest = hashlib.sha256(str(num_rows).encode())
         for name, values in sorted(inputs.items()):
@@ -98,10 +102,14 @@ class GivenPrompt(LateSource):
 
     @classmethod
     def at_placeholders(
-        cls, token_ids: Sequence[int], placeholder_token_id: int, pieces: Sequence[GivenPiece]
+        cls,
+        token_ids: Sequence[int],
+        placeholder_token_id: int,
+        pieces: Sequence[GivenPiece],
+        positions: Ints | None = None,
     ) -> GivenPrompt:
-        """Return the prompt whose placeholders are the given rows, with one axis of positions."""
-        return cls((np.array(token_ids) == placeholder_token_id).nonzero()[0], pieces)
+        """Return the prompt whose placeholders are the given rows."""
+        return cls((np.array(token_ids) == placeholder_token_id).nonzero()[0], pieces, positions)
 
     @property
     def num_axes(self) -> int:

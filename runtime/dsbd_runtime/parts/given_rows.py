@@ -108,8 +108,9 @@ class GivenRowsEntry(PartEntry):
 
     def on_host(self, place: HostPlace) -> GivenRows:
         path, graphs, given = place.folder / ENCODER_FILE, place.graphs, self.given
-        inputs = given.medium.encoder_inputs
-        contract = GraphContract(inputs=inputs, outputs=embeddings_of(given))
+        medium = given.medium
+        outputs = embeddings_of(given) | medium.encoder_outputs
+        contract = GraphContract(inputs=medium.encoder_inputs, outputs=outputs)
         return GivenRows(given, GivenEncoder(graphs.ort, path, contract, graphs.open(path)))
 
 
@@ -135,12 +136,15 @@ class GivenRows(Part):
 
     def read(self, source: Source) -> None:
         """See SourceReader: check a source. Its rows are computed by the calls that have them."""
-        if source is None or source in self._fitting:
+        if source is None:
             return
         prompt = self._checked(source)
+        if source not in self._fitting:
+            for piece in prompt.pieces:
+                self.encoder.check(piece)
+            self._fitting.add(prompt)
         for piece in prompt.pieces:
-            self.encoder.check(piece)
-        self._fitting.add(prompt)
+            self.encoder.recall(piece)
 
     def release(self, source: Source) -> None:
         """See SourceReader: rows are kept by their last use alone."""

@@ -207,12 +207,13 @@ class OrtEncoder:
             feeds = {HIDDEN_STATES: self._shared.hidden_states(source)}
         else:
             feeds = {name: self._ort.OrtValue.ortvalue_from_numpy(values)}
-        num_tokens, unit = values.shape[-1], "tokens" if self._entry.speech is None else "frames"
+        num_tokens, fixed = values.shape[-1], self._entry.fixed
         own_began = self._clock()
         try:
             found = self._engine.run_with_ort_values(names, feeds)
         except Exception as error:  # ONNX Runtime's exceptions share no base but this one
             remedy = "split the source"
+            unit = "tokens" if fixed is None else fixed.source_type.axes[-1]
             sizes = f"{num_tokens} {unit} of a source"
             raise call_error(self._path, sizes, error, remedy) from error
         now = self._clock()

@@ -4,13 +4,14 @@ Their encoder reads windows of sound, all of one length, as log-mel features. Th
 after tokens that select the language that is spoken, the task, and whether the text has times.
 """
 
-import hashlib
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dsbd_runtime.errors import BundleError, InputError
+from dsbd_runtime.errors import BundleError
+from dsbd_runtime.parts.source_values import SourceValues
 from dsbd_runtime.typed_json import check_counts, mismatch, name_in_short
 
 Features = NDArray[np.float32]
@@ -43,6 +44,12 @@ class AlignmentEntry:
 
     median_filter_width: int  # positions of the median that smooths a token's weights; odd
     max_abs_error: float  # largest difference of a weight from the checkpoint's at the export
+
+
+class SoundFeatures(SourceValues):
+    """The log-mel features of one window, (num_mels, num_frames)."""
+
+    axes = ("mels", "frames")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +93,14 @@ class SpeechEntry:
     alignment_heads: list[list[int]] | None = None
     alignment: AlignmentEntry | None = None
 
+    input_name: ClassVar[str] = "input_features"
+    source_type: ClassVar[type[SourceValues]] = SoundFeatures
+    noun: ClassVar[str] = "sound"
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.num_mels, self.num_frames
+
     @property
     def first_timestamp(self) -> int:
         """The token of the time 0."""
@@ -113,32 +128,6 @@ class SpeechEntry:
         """Settings of the features: equal for two models that read the same."""
         frames = self.num_frames, self.num_mels
         return (self.sampling_rate, self.n_fft, self.hop_length, *frames)
-
-
-class SoundFeatures:
-    """The log-mel features of one window, the source of a request; equal if their values are."""
-
-    def __init__(self, values: Features) -> None:
-        """Copy the features of a window; InputError: not finite numbers in two dimensions."""
-        copied = np.array(values, dtype=np.float32, order="C")
-        if copied.ndim != 2 or not np.isfinite(copied).all():
-            raise InputError(
-                f"the features of a window have shape {copied.shape}"
-                f"{' and values that are no finite numbers' * (copied.ndim == 2)}; expected "
-                "(num_mels, num_frames) finite numbers"
-            )
-        copied.flags.writeable = False
-        self.values: Features = copied  # (num_mels, num_frames), never written
-        self._digest = hashlib.sha256(repr(copied.shape).encode() + copied.tobytes()).digest()
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, SoundFeatures) and self._digest == other._digest
-
-    def __hash__(self) -> int:
-        return hash(self._digest)
-
-    def __repr__(self) -> str:
-        return f"SoundFeatures({self.values.shape[0]} mels, {self.values.shape[1]} frames)"
 
 
 def check_sound(settings: dict[str, int], where: str) -> None:

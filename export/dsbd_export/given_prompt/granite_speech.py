@@ -1,0 +1,212 @@
+"""Granite Speech: a conformer over the whole sound, a Q-Former over windows of it, a CTC head.
+
+The head spells what the encoder hears; its text is a draft for the language model's. The adapter
+(LoRA) of older checkpoints is for prompts with sound, and merged: a bundle is for sound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from peft.utils.save_and_load import load_peft_weights
+from torch import Tensor, nn
+
+from dsbd_export.capture.forest_graph import Axis, Example
+from dsbd_export.capture.replacements import attention_node
+from dsbd_export.checkpoints.adapter import read_adapter
+from dsbd_export.checkpoints.adapter_files import BY_HAND, CONFIG_FILE
+from dsbd_export.checkpoints.checkpoint import Checkpoint
+from dsbd_export.checkpoints.checkpoint_files import json_object_or_none
+from dsbd_export.checkpoints.model_config import CheckpointFiles
+from dsbd_export.errors import ExportError
+from dsbd_export.given_prompt.media import Medium
+from dsbd_export.given_prompt.sounds import extractor_settings, gate_features
+from dsbd_export.given_prompt.whole_attention import attend_to_all
+from dsbd_runtime.parts.encoder_entry import INPUT_FEATURES
+from dsbd_runtime.parts.given_rows import GivenEntry
+from dsbd_runtime.parts.given_sound import IS_FRAME, WINDOW_PAIRS, StackedSound
+
+READ_AS = 0
+"""The token that a generated placeholder is read as."""
+
+_SOUND = {  # by names of this package: transformers' names and defaults
+    "sampling_rate": ("sampling_rate", 16_000),
+    "n_fft": ("n_fft", 512),
+    "window_length": ("win_length", 400),
+    "hop_length": ("hop_length", 160),
+}
+# settings of an adapter that is more than products of two matrices, of one rank
+_NOT_PLAIN = ("use_dora", "bias", "rank_pattern", "alpha_pattern", "modules_to_save")
+_LEAST_CHARACTERS = 256  # of a head that spells Latin-1; what smaller ones spell is not published
+_HIDDEN = -3e4  # added to the attention to padding
+
+
+def given_entry(files: CheckpointFiles) -> GivenEntry:
+    """Return the entry of a checkpoint; raise ExportError if it contradicts itself."""
+    config = files.config
+    if config.has_lora_adapter and not (files.folder / CONFIG_FILE).is_file():
+        raise ExportError(
+            f"the {files.role} at {files.folder} has no adapter ({CONFIG_FILE}), which its "
+            "config.json says that it has (has_lora_adapter); copy it from the checkpoint"
+        )
+    encoder, num_mels = config.encoder_config, config.encoder_config.input_dim // 2
+    settings = extractor_settings(files, num_mels, "n_mels")
+    spells = encoder.output_dim >= _LEAST_CHARACTERS
+    sound = StackedSound(
+        recipe=config.model_type,
+        num_mels=num_mels,
+        block_pairs=encoder.context_size,
+        window_pairs=config.window_size,
+        window_rows=config.window_size // config.downsample_rate,
+        num_characters=encoder.output_dim if spells else 0,
+        **{ours: settings.get(name, default) for ours, (name, default) in _SOUND.items()},
+    )
+    return GivenEntry(
+        placeholder_token_id=config.audio_token_id,
+        width=config.get_text_config().hidden_size,
+        levels=0,
+        position_axes=1,
+        medium=sound,
+    )
+
+
+def merge_own_adapter(model: Any, checkpoint: Checkpoint) -> None:
+    """Merge the adapter (LoRA) next to a checkpoint's weights into its language model, if any."""
+    folder = checkpoint.folder
+    if not (folder / CONFIG_FILE).is_file():
+        return
+    kind = read_adapter(str(folder), folder).kind
+    settings = json_object_or_none(folder / CONFIG_FILE) or {}
+    refused = [f"peft_type {kind}"] if kind != "LORA" else []
+    refused += [name for name in _NOT_PLAIN if settings.get(name) not in (None, False, "none", {})]
+    if refused:
+        raise ExportError(
+            f"the adapter at {folder} has {refused[0]}, expected a plain LoRA; {BY_HAND}"
+        )
+    rank = settings["r"]
+    scale = settings["lora_alpha"] / (rank**0.5 if settings.get("use_rslora") else rank)
+    weights = load_peft_weights(str(folder), device="cpu")
+    layers = model.get_decoder().layers
+    while weights:
+        name = next(iter(weights))
+        # Before the path in a layer are names of modules, which changed with transformers.
+        path = name.partition("language_model.")[2].partition("layers.")[2]
+        path = path.removesuffix(".lora_A.weight").removesuffix(".lora_B.weight")
+        pair = [name.rpartition(".lora_")[0] + f".lora_{letter}.weight" for letter in "AB"]
+        try:
+            first, second = (weights.pop(each).float() for each in pair)
+            weight = layers.get_submodule(path).weight
+            weight.data.add_((scale * (second @ first)).to(weight.dtype))
+        except (AttributeError, KeyError, RuntimeError) as error:
+            raise ExportError(
+                f"the adapter at {folder} has the weight {name}, which does not fit the language "
+                f"model of the checkpoint ({error}); copy it again"
+            ) from error
+
+
+def examples(given: GivenEntry) -> dict[str, Example]:
+    """See GivenKind."""
+    sound = _sound_of(given)
+    blocks = Axis("B", 2)
+    shape = (blocks, sound.block_pairs, 2 * sound.num_mels)
+    return {
+        INPUT_FEATURES: Example(shape, torch.float32),
+        IS_FRAME: Example(shape[:2], torch.bool),
+        WINDOW_PAIRS: Example((Axis("Q", 3), sound.window_pairs)),
+    }
+
+
+class ConformerEncoder(nn.Module):
+    """A whole sound to the embeddings of its rows, and to CTC logits if they spell."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.encoder, self.projector = model.model.encoder, model.model.projector
+        attend_to_all(self.projector.qformer.config)
+        config = self.encoder.config
+        self.spells = config.output_dim >= _LEAST_CHARACTERS
+        # Granite Speech Plus: layers whose outputs the projector reads too; 0 is the first's input
+        self.read_layers = getattr(config, "cat_hidden_layers", None) or ()
+
+    def forward(self, tensors: list[Tensor]) -> list[Tensor]:
+        """Return [(E, W)], and (T, C), of the inputs of ``StackedSound``."""
+        features, is_frame, window_pairs = tensors
+        encoder, is_frame = self.encoder, is_frame.flatten()
+        states = encoder.input_linear(features.flatten(0, 1)[None])  # (1, T, D)
+        read = [states] if 0 in self.read_layers else []
+        for number, layer in enumerate(encoder.layers, 1):
+            states = 0.5 * layer.ff1(states) + states
+            states = _attended(layer.attn, states, is_frame, encoder.attention_dists) + states
+            states = _convolved(layer.conv, states, is_frame) + states
+            states = layer.post_norm(0.5 * layer.ff2(states) + states)
+            if number == encoder.num_layers // 2:
+                states = states + encoder.out_mid(encoder.out(states).softmax(-1))
+            if number in self.read_layers:
+                read.append(states)
+        joined = torch.cat([*read, states], dim=-1)[0]
+        windows = torch.cat([joined, joined.new_zeros(1, joined.shape[1])])[window_pairs]
+        projector = self.projector
+        found = projector.qformer(
+            query_embeds=projector.query.expand(windows.shape[0], -1, -1),
+            encoder_hidden_states=windows,
+            encoder_attention_mask=None,
+            return_dict=True,
+        )
+        rows = projector.linear(found.last_hidden_state.flatten(0, 1))
+        return [rows, encoder.out(states)[0]] if self.spells else [rows]
+
+
+def _attended(attention: Any, states: Tensor, is_frame: Tensor, distances: Tensor) -> Tensor:
+    """Attend in blocks, with a bias by distance; no key is padding."""
+    states = attention.pre_norm(states)[0]
+    shape = (-1, attention.context_size, attention.num_heads, attention.dim_head)
+    key, value = attention.to_kv(states).chunk(2, dim=-1)
+    query, key, value = (
+        each.reshape(shape).transpose(1, 2) for each in (attention.to_q(states), key, value)
+    )
+    bias = torch.einsum("bhcd,crd->bhcr", query, attention.rel_pos_emb(distances)) * attention.scale
+    is_key = is_frame.reshape(-1, 1, 1, attention.context_size)
+    bias = torch.where(is_key, bias, _HIDDEN)
+    found = attention_node(query, key, value, bias, float(attention.scale))
+    joined: Tensor = attention.to_out(found.transpose(1, 2).flatten(0, 1).flatten(1)[None])
+    return joined
+
+
+def _convolved(convolution: Any, states: Tensor, is_frame: Tensor) -> Tensor:
+    """Convolve over time; padding is zeros, as there is none in transformers."""
+    states = convolution.norm(states).permute(0, 2, 1)
+    states = torch.where(is_frame, convolution.glu(convolution.up_conv(states)), 0.0)
+    states = convolution.batch_norm(convolution.depth_conv(states))
+    found: Tensor = convolution.down_conv(convolution.silu(states)).permute(0, 2, 1)
+    return found
+
+
+def own_rows(model: Any, arguments: Mapping[str, Tensor]) -> Tensor:
+    """See GivenKind."""
+    rows: Tensor = model.get_audio_features(**arguments, return_dict=True).pooler_output[0]
+    return rows
+
+
+def gate_media(given: GivenEntry) -> list[Medium]:
+    """Return a part of a window, silence, tones over a block's end, noise for several calls."""
+    sound = _sound_of(given)
+    block, window = 2 * sound.block_pairs, 2 * sound.window_pairs
+    num_long = -(-_CALL_ROWS // sound.window_rows) * window + window // 2
+    found = gate_features(sound.num_mels, window // 2, block + window // 2, num_long)
+    media = []
+    for name, features in found.items():
+        num_pairs = features.shape[1] // 2
+        stacked = features[:, : 2 * num_pairs].T.reshape(1, num_pairs, -1)
+        arguments = {INPUT_FEATURES: torch.from_numpy(stacked.copy())}
+        media.append(Medium(name=name, pieces=sound.pieces(features), arguments=arguments))
+    return media
+
+
+_CALL_ROWS = 256  # of an engine: the longest sound reaches into a second call
+
+
+def _sound_of(given: GivenEntry) -> StackedSound:
+    assert isinstance(given.medium, StackedSound)  # as ``given_entry`` returns
+    return given.medium

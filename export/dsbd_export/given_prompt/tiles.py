@@ -1,0 +1,162 @@
+"""Pictures as tiles of one size: Idefics3, SmolVLM, and GraniteDocling with levels.
+
+The encoder's graph has tiles, each of which attends alone; a host gives it one after the other
+(docs/bundle.md).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from dsbd_export.capture.forest_graph import Axis, Example
+from dsbd_export.checkpoints.model_config import CheckpointFiles
+from dsbd_export.given_prompt.media import Medium, side_by_side
+from dsbd_export.given_prompt.picture_files import (
+    BICUBIC,
+    CLIP,
+    HALVES,
+    LANCZOS,
+    check_alike,
+    given_of,
+    picture_settings,
+    values_of_pixels,
+)
+from dsbd_export.given_prompt.whole_attention import attend_to_all
+from dsbd_runtime.parts.given_picture import PIXEL_VALUES, CanvasPicture, TiledPicture
+from dsbd_runtime.parts.given_prompt import GivenPiece
+from dsbd_runtime.parts.given_rows import GivenEntry
+
+
+def tiled_entry(files: CheckpointFiles) -> GivenEntry:
+    """See GivenKind (Idefics3, SmolVLM)."""
+    settings = picture_settings(files)
+    tile_size = (settings.get("max_image_size") or {}).get("longest_edge", 364)
+    longest = (settings.get("size") or {}).get("longest_edge", 4 * 364)
+    picture = TiledPicture(
+        **values_of_pixels(settings, LANCZOS, HALVES),
+        **_tile(files, tile_size, files.config.scale_factor),
+        longest_edge=longest,
+    )
+    return given_of(files, picture)
+
+
+_CANVAS = {  # names and defaults of transformers by names of this package
+    "least_tiles": ("min_patches", 1),
+    "most_tiles": ("max_patches", 32),
+    "dense_most_tiles": ("dense_max_patches", 0),
+    "dense_most_scale": ("dense_max_scale", 0.0),
+    "dense_least_aspect": ("dense_min_aspect", 0.0),
+    "dense_most_aspect": ("dense_max_aspect", 0.0),
+}
+
+
+def canvas_entry(files: CheckpointFiles) -> GivenEntry:
+    """See GivenKind (GraniteDocling)."""
+    settings, vision = picture_settings(files), files.config.vision_config
+    tile_size = (settings.get("size") or {}).get("height", 512)
+    tiles = {ours: settings.get(name, default) for ours, (name, default) in _CANVAS.items()}
+    picture = CanvasPicture(
+        **values_of_pixels(settings, BICUBIC, CLIP),
+        **_tile(files, tile_size, vision.scale_factor),
+        **tiles,
+    )
+    return given_of(files, picture, levels=len(vision.deepstack_visual_indexes))
+
+
+def _tile(files: CheckpointFiles, tile_size: int, scale_factor: int) -> dict[str, Any]:
+    """Return sizes of a tile; raise ExportError for one that the encoder does not read."""
+    vision = files.config.vision_config
+    check_alike(files, "the size of a tile", tile_size, vision.image_size)
+    side = vision.image_size // vision.patch_size // scale_factor
+    return {"tile_size": tile_size, "tile_rows": side**2}
+
+
+def examples(given: GivenEntry) -> dict[str, Example]:
+    """See GivenKind."""
+    size = _picture_of(given).tile_size
+    return {PIXEL_VALUES: Example((Axis("T", 3), 3, size, size), torch.float32)}
+
+
+def _picture_of(given: GivenEntry) -> TiledPicture | CanvasPicture:
+    assert isinstance(given.medium, TiledPicture | CanvasPicture)  # as entries have
+    return given.medium
+
+
+class TileEncoder(nn.Module):
+    """Tiles to the embeddings of their rows (Idefics3, SmolVLM)."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.vision, self.connector = model.model.vision_model, model.model.connector
+        attend_to_all(self.vision.config)
+        self.register_buffer("positions", _positions_of_tile(self.vision.embeddings))
+
+    def forward(self, tensors: list[Tensor]) -> list[Tensor]:
+        """Return [(E, W)] of tiles (T, 3, H, W)."""
+        [tiles] = tensors
+        patches = self.vision.embeddings.patch_embedding(tiles).flatten(2).transpose(1, 2)
+        states = patches + self.positions
+        for layer in self.vision.encoder.layers:
+            states = layer(states, None)
+        return [self.connector(self.vision.post_layernorm(states)).flatten(0, 1)]
+
+
+def _positions_of_tile(embeddings: Any) -> Tensor:
+    """Return what the model adds to the patches of a whole tile, (1, N, width)."""
+    found: list[Tensor] = []
+    hook = embeddings.position_embedding.register_forward_hook(
+        lambda _module, _inputs, output: found.append(output)
+    )
+    size, side = embeddings.image_size, embeddings.num_patches_per_side
+    with torch.no_grad():
+        embeddings(torch.zeros(1, 3, size, size), torch.ones(1, side, side, dtype=torch.bool))
+    hook.remove()
+    return found[0]
+
+
+class LevelledTileEncoder(nn.Module):
+    """Tiles to the embeddings and levels of their rows (GraniteDocling).
+
+    Pages that its router would give four times as many rows have as many as others, which is what
+    transformers does unless it is asked.
+    """
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.vision = model.model.vision_model
+        attend_to_all(self.vision.config)
+
+    def forward(self, tensors: list[Tensor]) -> list[Tensor]:
+        """Return [(E, (1 + K) W)] of tiles (T, 3, H, W)."""
+        states, of_levels = self.vision.encode(tensors[0])
+        rows, levels = self.vision.connector(states, of_levels)
+        return [torch.cat([rows, *levels], dim=1)]
+
+
+_TILES = {"page of lines": 3, "white": 1, "noise": 1}
+_CALL_ROWS = 256  # of an engine: the longest picture reaches into a second call
+
+
+def gate_media(given: GivenEntry, *, with_mask: bool = False) -> list[Medium]:
+    """Return a page, white, noise, two pictures in a prompt, and a noise for several calls.
+
+    with_mask: whether the model's own forward is told which tiles are there.
+    """
+    picture, rng = _picture_of(given), np.random.default_rng(5)
+    size, media = picture.tile_size, []
+    for name, number in {**_TILES, "long noise": _CALL_ROWS // picture.tile_rows + 1}.items():
+        tiles = rng.normal(size=(number, 3, size, size)).astype(np.float32)
+        if name == "white":
+            tiles[:] = 1
+        elif name == "page of lines":
+            tiles = np.where(np.arange(size)[:, None] % 8 < 3, np.sign(tiles), np.float32(1))
+        pieces = [GivenPiece({PIXEL_VALUES: tile[None]}, picture.tile_rows) for tile in tiles]
+        arguments = {PIXEL_VALUES: torch.from_numpy(tiles)[None]}
+        if with_mask:
+            arguments["pixel_attention_mask"] = torch.ones(1, number, dtype=torch.bool)
+        media.append(Medium(name=name, pieces=pieces, arguments=arguments))
+    return [*media[:-1], side_by_side(media[:2], axis=1), media[-1]]

@@ -1,0 +1,179 @@
+"""Kinds that read Whisper's windows: GLM-ASR and Qwen2-Audio.
+
+Each window of 30 s is encoded alone, padding included, and its rows without padding are kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dsbd_export.capture.forest_graph import Axis, Example
+from dsbd_export.checkpoints.checkpoint import Checkpoint
+from dsbd_export.checkpoints.model_config import CheckpointFiles
+from dsbd_export.given_prompt.media import Medium
+from dsbd_export.given_prompt.sounds import extractor_settings, gate_features
+from dsbd_export.given_prompt.whole_attention import attend_to_all
+from dsbd_runtime.parts.encoder_entry import INPUT_FEATURES
+from dsbd_runtime.parts.given_medium import KEPT_ROWS
+from dsbd_runtime.parts.given_rows import GivenEntry
+from dsbd_runtime.parts.given_sound import IS_FRAME, WindowedSound
+
+_SOUND = {  # by names of this package: transformers' names and defaults
+    "sampling_rate": ("sampling_rate", 16_000),
+    "n_fft": ("n_fft", 400),
+    "hop_length": ("hop_length", 160),
+}
+_CHUNK_SECONDS = 30
+
+
+def entry_of(
+    merged: Callable[[Any], int], *, hides_padding: bool, most_seconds: int | None = None
+) -> Callable[[CheckpointFiles], GivenEntry]:
+    """Return the function that reads the entry of a kind.
+
+    merged: returns the encoder's positions of a row, of a config.
+    most_seconds: of a sound, of which transformers reads no more; None: one window.
+    """
+
+    def given_entry(files: CheckpointFiles) -> GivenEntry:
+        config, text = files.config, files.config.get_text_config()
+        num_mels = config.audio_config.num_mel_bins
+        settings = extractor_settings(files, num_mels)
+        sizes = {ours: settings.get(name, default) for ours, (name, default) in _SOUND.items()}
+        seconds = settings.get("chunk_length", _CHUNK_SECONDS)
+        sound = WindowedSound(
+            recipe=config.model_type,
+            num_mels=num_mels,
+            num_frames=seconds * sizes["sampling_rate"] // sizes["hop_length"],
+            merged=merged(config),
+            hides_padding=hides_padding,
+            most_windows=1 if most_seconds is None else max(most_seconds // seconds, 1),
+            **sizes,
+        )
+        return GivenEntry(
+            placeholder_token_id=config.audio_token_id,
+            width=text.hidden_size,
+            levels=0,
+            position_axes=1,
+            medium=sound,
+        )
+
+    return given_entry
+
+
+def merged_of_glmasr(config: Any) -> int:
+    """Return how many positions GLM-ASR's projector reads as one."""
+    audio = config.audio_config
+    return int(audio.intermediate_size // audio.hidden_size)
+
+
+def examples(given: GivenEntry) -> dict[str, Example]:
+    """See GivenKind."""
+    found = {KEPT_ROWS: Example((Axis("E", 7),))}
+    for name, spec in given.medium.encoder_inputs.items():
+        if name != KEPT_ROWS:
+            shape = tuple(int(size) for size in spec.shape if size is not None)
+            dtype = torch.bool if name == IS_FRAME else torch.float32
+            found[name] = Example(shape, dtype)
+    return {name: found[name] for name in given.medium.encoder_inputs}
+
+
+class WhisperWindowEncoder(nn.Module):
+    """One window of sound to the embeddings of its rows without padding."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.tower, self.projector = model.model.audio_tower, model.model.multi_modal_projector
+        attend_to_all(self.tower.config)
+
+    def forward(self, tensors: list[Tensor]) -> list[Tensor]:
+        """Return [(E, W)] of the inputs of ``WindowedSound``."""
+        features, kept_rows, *masks = tensors
+        states = self.encoded(features[None], *masks)
+        return [self.projector(states).index_select(0, kept_rows)]
+
+    def encoded(self, features: Tensor, *masks: Tensor) -> Tensor:
+        """Return what the projector reads, (rows of the window, D): of GLM-ASR."""
+        states: Tensor = self.tower(features, return_dict=True).last_hidden_state
+        return states.reshape(-1, self.projector.linear_1.in_features)
+
+
+class MaskedWindowEncoder(WhisperWindowEncoder):
+    """The same of Whisper's encoder with a mask, and a mean of two positions for each row."""
+
+    def encoded(self, features: Tensor, *masks: Tensor) -> Tensor:
+        tower, [is_frame] = self.tower, masks
+        states = F.gelu(tower.conv2(F.gelu(tower.conv1(features)))).permute(0, 2, 1)
+        states = states + tower.embed_positions.weight
+        mask = is_frame[::2].reshape(1, 1, 1, -1).expand(1, 1, states.shape[1], -1)
+        for layer in tower.layers:
+            states = layer(states, mask)
+        pooled = tower.avg_pooler(states.permute(0, 2, 1)).permute(0, 2, 1)
+        found: Tensor = tower.layer_norm(pooled)[0]
+        return found
+
+
+def own_rows(model: Any, arguments: Mapping[str, Tensor]) -> Tensor:
+    """See GivenKind."""
+    rows: Tensor = model.get_audio_features(**arguments, return_dict=True).pooler_output
+    return rows
+
+
+def own_rows_of_qwen2_audio(model: Any, arguments: Mapping[str, Tensor]) -> Tensor:
+    """See GivenKind: the encoder's rows, which this class returns nowhere, as its forward has them.
+
+    They are what its language model reads at the placeholders.
+    """
+    found: list[Tensor] = []
+    num_rows = (int(arguments["feature_attention_mask"].sum()) + 1) // 2 // 2
+    hook = model.model.language_model.register_forward_pre_hook(
+        lambda _, __, given: found.append(given["inputs_embeds"]), with_kwargs=True
+    )
+    try:
+        ids = torch.full((1, num_rows), model.config.audio_token_id)
+        model(input_ids=ids, attention_mask=torch.ones_like(ids), **arguments)
+    finally:
+        hook.remove()
+    return found[0][0]
+
+
+def choose_rows(model: Any, _: Checkpoint) -> None:
+    """Let a model of this class read ``logits_to_keep``, as others of transformers do."""
+    rows: list[Any] = []
+
+    def begin(_: nn.Module, __: Any, given: dict[str, Any]) -> None:
+        rows[:] = [given.pop("logits_to_keep", slice(None))]
+
+    model.register_forward_pre_hook(begin, with_kwargs=True)
+    model.lm_head.register_forward_pre_hook(lambda _, given: (given[0][:, rows[0]],))
+
+
+def media_of(mask_name: str) -> Callable[[GivenEntry], list[Medium]]:
+    """Return the function that makes the gate's media; ``mask_name``: argument of the forward."""
+
+    def gate_media(given: GivenEntry) -> list[Medium]:
+        sound = given.medium
+        assert isinstance(sound, WindowedSound)  # as ``given_entry`` returns
+        size, row = sound.num_frames, 2 * sound.merged
+        lengths = (3 * row + 1, size // 2, size if sound.most_windows == 1 else size + 2 * row)
+        media = []
+        for name, features in gate_features(sound.num_mels, *lengths).items():
+            num_frames = features.shape[1]
+            padded = np.pad(features, ((0, 0), (0, -num_frames % size)), constant_values=-1.0)
+            windows = padded.reshape(sound.num_mels, -1, size).transpose(1, 0, 2)
+            is_frame = np.arange(padded.shape[1]).reshape(-1, size) < num_frames
+            arguments = {
+                INPUT_FEATURES: torch.from_numpy(windows.copy()),
+                mask_name: torch.from_numpy(is_frame.astype(np.int64)),
+            }
+            pieces = sound.pieces(padded, num_frames)
+            media.append(Medium(name=name, pieces=pieces, arguments=arguments))
+        return media
+
+    return gate_media

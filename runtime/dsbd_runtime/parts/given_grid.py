@@ -1,0 +1,204 @@
+"""Grids of patches as pictures in prompts, and positions in time, height and width of their rows.
+
+Sizes are computed with floats and rounded as transformers does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dsbd_forward.rows import Ints
+from dsbd_runtime.errors import InputError
+from dsbd_runtime.parts.given_medium import MediumEntry
+from dsbd_runtime.parts.given_picture import GivenPicture, Grid, rounded_up
+from dsbd_runtime.parts.given_prompt import GivenPiece
+from dsbd_runtime.parts.part import FLOAT32, INT64, Tensors, TensorSpec
+from dsbd_runtime.parts.pixel_values import NUM_CHANNELS, Pixels, Resize, Size
+from dsbd_runtime.typed_json import UnknownEntryError, check_counts
+
+PATCHES, COORDS, TAPS, TAP_WEIGHTS = "patches", "coords", "taps", "tap_weights"
+_MOST_SIDE = 4096  # of a patch, a square and of learned positions
+_MOST_PIXELS = 2**26
+_MOST_ROWS = 2**16
+
+
+@dataclass(frozen=True, kw_only=True)
+class GridPicture(GivenPicture, MediumEntry):
+    """A picture of any size as a grid of patches, of which squares are joined to rows.
+
+    Patches are in the order of their squares: row by row, and within each.
+
+    | input of the encoder | shape, type | meaning |
+    |---|---|---|
+    | patches | [N,3*P*P] float32 | channel, row, column of each pixel |
+    | coords | [N,2] int64 | row and column of each patch |
+    | taps | [N,4] int64 | with learned positions: those that each patch is between |
+    | tap_weights | [N,4] float32 | and their weights, whose sum is 1 |
+
+    Attributes:
+        patch_size: pixels of each side of a patch, P.
+        merge_size: patches of each side of a square that is one row.
+        sizing: how a size is chosen, see ``SIZINGS``.
+        least_pixels, most_pixels: of the picture after it was resized.
+        positions_side: of the square of learned positions; None: positions are not learned.
+        align_corners: whether the corners of the grid are at the first and last of these.
+    """
+
+    kind: str = "grid"
+    patch_size: int
+    merge_size: int
+    sizing: str
+    least_pixels: int
+    most_pixels: int
+    positions_side: int | None = None
+    align_corners: bool = False
+
+    @property
+    def unit(self) -> int:
+        """Pixels of each side of a square."""
+        return self.patch_size * self.merge_size
+
+    @property
+    def encoder_inputs(self) -> Tensors:
+        inputs = {
+            PATCHES: TensorSpec(FLOAT32, (None, NUM_CHANNELS * self.patch_size**2)),
+            COORDS: TensorSpec(INT64, (None, 2)),
+        }
+        if self.positions_side is not None:
+            inputs[TAPS] = TensorSpec(INT64, (None, 4))
+            inputs[TAP_WEIGHTS] = TensorSpec(FLOAT32, (None, 4))
+        return inputs
+
+    def check(self, where: str) -> None:
+        self.check_values(where)
+        sides = {"patch_size": self.patch_size, "merge_size": self.merge_size}
+        check_counts(sides | {"positions_side": self.positions_side or 1}, where, _MOST_SIDE)
+        check_counts({"most_pixels": self.most_pixels}, where, _MOST_ROWS * self.unit**2)
+        check_counts({"most_pixels": self.most_pixels}, where, _MOST_PIXELS)
+        check_counts({"least_pixels": self.least_pixels}, where, self.most_pixels)
+        if self.sizing not in SIZINGS:
+            raise UnknownEntryError("sizing", self.sizing, where)
+
+    def size(self, size: Size) -> Size:
+        """Return the size by area of a picture: whole squares, nearly the same aspect."""
+        unit, least, most = self.unit, self.least_pixels, self.most_pixels
+        height, width = SIZINGS[self.sizing](size, unit)
+        nearest = round(height / unit) * unit, round(width / unit) * unit
+        if math.prod(nearest) > most:
+            factor = math.sqrt(height * width / most)
+            height, width = (math.floor(side / factor / unit) * unit for side in (height, width))
+            return max(unit, height), max(unit, width)
+        if math.prod(nearest) < least:
+            factor = math.sqrt(least / (height * width))
+            return rounded_up(height * factor, unit), rounded_up(width * factor, unit)
+        return nearest
+
+    def grid(self, size: Size) -> Grid:
+        height, width = self.size(size)
+        return 1, height // self.unit, width // self.unit
+
+    def num_rows(self, size: Size) -> int:
+        return math.prod(self.grid(size))
+
+    def resized(self, picture: Pixels, resize: Resize) -> Pixels:
+        return resize(picture, self.size(picture.shape[:2]), self.resample)
+
+    def pieces(self, features: Pixels) -> list[GivenPiece]:
+        """See GivenPicture, of (height, width, 3)."""
+        patch, merge = self.patch_size, self.merge_size
+        height, width = (side // self.unit for side in features.shape[:2])
+        shape = NUM_CHANNELS, height, merge, patch, width, merge, patch
+        squares = self.normalized(features).reshape(shape).transpose(1, 4, 2, 5, 0, 3, 6)
+        patches = squares.reshape(-1, NUM_CHANNELS * patch**2)
+        return [self.piece(patches, height * merge, width * merge)]
+
+    def piece(self, patches: NDArray[np.float32], height: int, width: int) -> GivenPiece:
+        """Return the piece of patches, (height * width, 3 * P * P), in the order of squares."""
+        merge = self.merge_size
+        places = np.indices((height, width))  # (2, height, width)
+        squares = places.reshape(2, height // merge, merge, width // merge, merge)
+        coords = squares.transpose(1, 3, 2, 4, 0).reshape(-1, 2)
+        inputs: dict[str, NDArray[np.generic]] = {PATCHES: patches, COORDS: coords}
+        if self.positions_side is not None:
+            rows, row_weights = self._taps(coords[:, 0], height, self.positions_side)
+            columns, weights = self._taps(coords[:, 1], width, self.positions_side)
+            taps = rows[:, :, None] * self.positions_side + columns[:, None, :]
+            inputs[TAPS] = taps.reshape(-1, 4)
+            inputs[TAP_WEIGHTS] = (row_weights[:, :, None] * weights[:, None, :]).reshape(-1, 4)
+        return GivenPiece(inputs, height * width // merge**2)
+
+    def _taps(self, index: Ints, length: int, side: int) -> tuple[Ints, NDArray[np.float32]]:
+        """Return the two learned positions around places on an axis, (n, 2), and their weights.
+
+        Of 2 places on an axis of 4 positions, the corners aligned, the last is at 3: [3, 3] with
+        the weights [1, 0]. Else they are at 0.5 and 2.5: [0, 1] and [2, 3], each 0.5.
+        """
+        place = index.astype(np.float32)
+        if self.align_corners:
+            place = place * (side - 1) / np.float32(max(length - 1, 1))
+        else:
+            place = (place + np.float32(0.5)) * side / np.float32(length) - np.float32(0.5)
+        low = np.floor(place)
+        around = low[:, None] + np.arange(2, dtype=np.float32)
+        weights = np.maximum(1 - np.abs(place[:, None] - around), 0)
+        return around.astype(np.int64).clip(0, side - 1), weights
+
+
+def mrope_positions(
+    token_ids: Sequence[int], placeholder_token_id: int, grids: Sequence[Grid]
+) -> Ints:
+    """Return positions in time, height and width of a prompt up to its last given row, (3, end).
+
+    Rows of a picture are placed from the next position on each axis. Text is on a diagonal, which
+    goes on after the largest position. With placeholders P and the grid (1, 1, 2), [7, P, P, 8]
+    is at [[0, 1, 1], [0, 1, 1], [0, 1, 2]]; 8 follows at 3.
+
+    InputError: there are more or fewer placeholders than rows, or text within a picture.
+    """
+    places = (np.array(token_ids) == placeholder_token_id).nonzero()[0]
+    counts = [math.prod(grid) for grid in grids]
+    if len(places) != sum(counts):
+        raise InputError(
+            f"a prompt has {len(places)} placeholders, expected {sum(counts)}, one for each row of "
+            f"{len(grids)} pictures"
+        )
+    parts: list[Ints] = []
+    end = position = 0
+    for own, grid in zip(np.split(places, np.cumsum(counts)[:-1]), grids, strict=True):
+        if own[-1] - own[0] + 1 != len(own):
+            raise InputError("a prompt has text between the rows of a picture; keep them together")
+        num_text = int(own[0]) - end
+        parts.append(np.tile(np.arange(num_text) + position, (3, 1)))
+        position, end = position + num_text, int(own[-1]) + 1
+        parts.append(np.indices(grid).reshape(3, -1) + position)
+        position += max(grid)
+    return np.concatenate(parts, axis=1)
+
+
+def _from_units(size: Size, unit: int) -> Size:
+    """Return the size with sides of at least one unit; one is raised after the other."""
+    height, width = size
+    if height < unit:
+        height, width = unit, round(width * unit / height)
+    if width < unit:
+        height, width = round(height * unit / width), unit
+    return height, width
+
+
+def _from_one_unit(size: Size, unit: int) -> Size:
+    """Return the size with sides of at least nearly one unit; both are scaled."""
+    factor = max(unit / size[0], unit / size[1], 1)
+    return int(size[0] * factor), int(size[1] * factor)
+
+
+SIZINGS: dict[str, Callable[[Size, int], Size]] = {
+    "area": lambda size, unit: size,  # Qwen3-VL
+    "area-from-units": _from_units,  # PaddleOCR-VL
+    "area-from-one-unit": _from_one_unit,  # GLM-OCR
+}
+"""The size from which that by area is computed, by the name in the manifest."""

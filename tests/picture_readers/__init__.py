@@ -1,0 +1,1 @@
+"""Encoder-decoders that read pictures: TrOCR, manga-ocr and Donut."""
