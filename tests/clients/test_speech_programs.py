@@ -75,3 +75,5 @@ def test_faster_whisper_itself(tmp_path):
     )
     print(done.stdout[-3000:])
     assert " passed" in done.stdout
+    for name in ("empty_audio", "prefix_with_timestamps", "hotwords", "transcribe_signature"):
+        assert f"test_{name}" not in done.stdout  # tests that fail are named
