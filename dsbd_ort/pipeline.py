@@ -42,10 +42,13 @@ from dsbd_ort.option_defaults import Options, given_options
 from dsbd_ort.pipeline_options import OpeningOptions, PipelineOptions
 from dsbd_ort.prompts import SRC_LANG, TGT_LANG, Prompt, Prompts, is_several
 from dsbd_ort.results import GenerationResult, StreamPiece
+from dsbd_ort.speech.audio import SAMPLING_RATE
 from dsbd_ort.speech.prompted_transcription import PromptedTranscription
 from dsbd_ort.speech.speech_request import Audio, SpeechOptions, SpeechRequest, read_samples
+from dsbd_ort.speech.spoken_parts import speech_transcription
 from dsbd_ort.speech.transcript import Segment, Transcript
 from dsbd_ort.speech.transcription import Transcription, WhisperTranscription, answered
+from dsbd_ort.speech.voice_activity import VAD, read_vad
 from dsbd_runtime.bundle_files.bundle import Bundle, open_bundle
 from dsbd_runtime.engine.causal_lm import CausalLM
 from dsbd_runtime.errors import InputError
@@ -197,6 +200,9 @@ class Pipeline:
 
     def transcription(self, audio: Audio, options: Mapping[str, Any]) -> Transcription:
         """Return the transcription of an audio, whose requests are still to be decoded."""
+        if (vad := read_vad(options.get(VAD))) is not None:
+            samples, given = read_samples(audio, SAMPLING_RATE), {**options, VAD: False}
+            return speech_transcription(samples, vad, lambda part: self.transcription(part, given))
         media = self.requests.media
         if media is not None and media.sound is not None:
             samples = read_samples(audio, media.sound.sampling_rate)

@@ -135,6 +135,11 @@ def speech_options() -> Any:
             "its text improbable.",
             **threshold,
         ),
+        vad=option(
+            is_flag=True,
+            default=None,
+            help="Transcribe only the parts in which somebody speaks; needs the extra vad.",
+        ),
         best_of=option(
             type=COUNT,
             help="Texts sampled for a window that is decoded again; the most probable is used [1].",

@@ -72,7 +72,7 @@ class SpeechForm(BaseModel):
     compression_ratio_threshold: float | None = Field(None, allow_inf_nan=False)
     logprob_threshold: float | None = Field(None, allow_inf_nan=False)
     no_speech_threshold: float | None = Field(None, allow_inf_nan=False)
-
+    vad: bool | None = None
     best_of: int | None = Field(None, ge=1)
     num_return_sequences: int | None = Field(None, ge=1)
     hot_words: list[str] | None = Field(

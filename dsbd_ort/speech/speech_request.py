@@ -19,6 +19,7 @@ from dsbd_ort.speech.hot_words import Word, read_hot_words
 from dsbd_ort.speech.languages import DETECTED, ENGLISH, code_of
 from dsbd_ort.speech.log_mel import LogMel, MelForm
 from dsbd_ort.speech.transcript import TASKS
+from dsbd_ort.speech.voice_activity import VAD, VadOptions
 from dsbd_runtime.errors import InputError
 from dsbd_runtime.parts.speech_entry import SpeechEntry
 from dsbd_runtime.text.tokenizer import Tokenizer
@@ -76,6 +77,7 @@ class SpeechOptions(DecodingOptions, total=False):
             lower than this; None: never.
         no_speech_threshold: a window is skipped as silence if its no-speech probability is above
             this and its mean log-probability below ``logprob_threshold``; None: never.
+        vad: whether to transcribe only the parts in which somebody speaks, see ``VadOptions``.
     """
 
     language: str | None
@@ -90,9 +92,13 @@ class SpeechOptions(DecodingOptions, total=False):
     compression_ratio_threshold: float | None
     logprob_threshold: float | None
     no_speech_threshold: float | None
+    vad: bool | VadOptions
 
 
-SPEECH_OPTIONS = (*_DOMAINS, "language", "task", "initial_prompt", "temperature", "hot_words")
+SPEECH_OPTIONS = (
+    *_DOMAINS,
+    *("language", "task", "initial_prompt", "temperature", "hot_words", VAD),
+)
 _OF_TRANSCRIPTION = {
     *("no_timestamps_token_id", "max_initial_timestamp_index", "last_timestamp_token_id"),
     "prompt_logprobs",

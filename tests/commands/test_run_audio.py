@@ -85,6 +85,7 @@ def test_options_are_those_of_transcribe(transcribe, files, pipeline):
         *("--no-condition-on-previous-text", "--logprob-threshold", -1.5),
         *("--compression-ratio-threshold", 2, "--no-speech-threshold", 0.5),
         *("--best-of", 3, "--hot-word", "Kafka", "--hot-word", "Max Brod", "--hot-word-gain", 3),
+        "--vad",
         *("--num-return-sequences", 2, "--output-format", "json"),
     )
     assert pipeline.calls == [
@@ -103,6 +104,7 @@ def test_options_are_those_of_transcribe(transcribe, files, pipeline):
             "best_of": 3,
             "hot_words": ["Kafka", "Max Brod"],
             "hot_word_gain": 3.0,
+            "vad": True,
             "num_return_sequences": 2,
         },
     ]

@@ -183,6 +183,7 @@ def test_options_beyond_openai_s(client, calls):
         "best_of": 2,
         "hot_words": ["Kafka", "Max Brod"],
         "hot_word_gain": 3.0,
+        "vad": True,
     }
     transcribed(client, temperature=0.4, extra_body=options)
     assert calls == [{"task": "transcribe", "temperature": (0.4,), **options}]

@@ -158,6 +158,7 @@ class FakeSpeechPipeline:
         self.bundle = SimpleNamespace(path=Path("speech"), context_length=448)
         speech = SimpleNamespace(alignment="any", alignment_heads=[[0, 0]])
         self.prompts = SimpleNamespace(encoder=SimpleNamespace(speech=speech))
+        self.requests = SimpleNamespace(media=None, pictures=None)
         self.transcribes = True
         self._lock = threading.Lock()
 

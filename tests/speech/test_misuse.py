@@ -37,6 +37,7 @@ SENSIBLE_OF_SPEECH: dict[str, list[Any]] = {
     "compression_ratio_threshold": [None, 1, 2.5, np.float64(1.35)],
     "logprob_threshold": [None, -1, -0.5, np.float32(-1.0)],
     "no_speech_threshold": [None, 0, 0.5],
+    "vad": [None, False, np.bool_(False)],
     "seed": [None, 0, 7, 2**128 - 1, np.uint8(255), np.int64(3)],
     "logits_processors": [[], [lambda path, scores: scores - 1.0]],
 }
@@ -113,6 +114,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"return_timestamps": np.ones(2)}, r"s is array\(\[1., 1.\]\); expected one of"),
     ({"condition_on_previous_text": "word"}, "text is 'word'; expected one of False, True$"),
     ({"initial_prompt": "<|startoftranscript|> now"}, "initial_prompt has the special token 281"),
+    ({"vad": "yes"}, "vad is 'yes'; expected True, False or VadOptions"),
     ({"initial_prompt": 5}, "initial_prompt is a int; expected a text"),
     ({"best_of": 0}, "best_of is 0; expected at least 1"),
     ({"num_return_sequences": 0}, "num_return_sequences is 0; expected at least 1"),
