@@ -1,4 +1,4 @@
-"""What a predicted text saves: edits of 3, 10 and 30 % of its tokens, greedy, sampled and searched.
+"""Gain of a predicted text: edits of 3, 10 and 30 % of its tokens, greedy, sampled and searched.
 
 BUNDLE continues Python sources without a draft; of each answer 3, 10 or 30 % of the tokens are
 replaced, deleted or inserted, and the answer is made again with the result as its prediction: by
