@@ -6,7 +6,6 @@ The head spells what the encoder hears; its text is a draft for the language mod
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -21,54 +20,41 @@ from dsbd_export.checkpoints.checkpoint import Checkpoint
 from dsbd_export.checkpoints.checkpoint_files import json_object_or_none
 from dsbd_export.checkpoints.model_config import CheckpointFiles
 from dsbd_export.errors import ExportError
-from dsbd_export.given_prompt.media import Medium
-from dsbd_export.given_prompt.sounds import extractor_settings, gate_features
-from dsbd_export.given_prompt.whole_attention import attend_to_all
+from dsbd_export.given_prompt.encoders import attend_to_all
+from dsbd_export.given_prompt.media import CALL_ROWS, Medium, drawn_features
+from dsbd_export.given_prompt.processor_files import refused, sound_settings
 from dsbd_runtime.parts.encoder_entry import INPUT_FEATURES
-from dsbd_runtime.parts.given_rows import GivenEntry
 from dsbd_runtime.parts.given_sound import IS_FRAME, WINDOW_PAIRS, StackedSound
 
-READ_AS = 0
-"""The token that a generated placeholder is read as."""
-
-_SOUND = {  # by names of this package: transformers' names and defaults
-    "sampling_rate": ("sampling_rate", 16_000),
-    "n_fft": ("n_fft", 512),
-    "window_length": ("win_length", 400),
-    "hop_length": ("hop_length", 160),
-}
 # settings of an adapter that is more than products of two matrices, of one rank
 _NOT_PLAIN = ("use_dora", "bias", "rank_pattern", "alpha_pattern", "modules_to_save")
 _LEAST_CHARACTERS = 256  # of a head that spells Latin-1; what smaller ones spell is not published
 _HIDDEN = -3e4  # added to the attention to padding
 
 
-def given_entry(files: CheckpointFiles) -> GivenEntry:
+def sound_of(files: CheckpointFiles) -> StackedSound:
     """Return the entry of a checkpoint; raise ExportError if it contradicts itself."""
     config = files.config
     if config.has_lora_adapter and not (files.folder / CONFIG_FILE).is_file():
-        raise ExportError(
-            f"the {files.role} at {files.folder} has no adapter ({CONFIG_FILE}), which its "
-            "config.json says that it has (has_lora_adapter); copy it from the checkpoint"
+        raise refused(
+            files,
+            f"it has no adapter ({CONFIG_FILE}), but its config.json says so (has_lora_adapter); "
+            "copy it from the checkpoint",
         )
     encoder, num_mels = config.encoder_config, config.encoder_config.input_dim // 2
-    settings = extractor_settings(files, num_mels, "n_mels")
+    settings = sound_settings(files, "n_mels", num_mels, n_fft=512, win_length=400)
     spells = encoder.output_dim >= _LEAST_CHARACTERS
-    sound = StackedSound(
+    return StackedSound(
         recipe=config.model_type,
+        sampling_rate=settings["sampling_rate"],
         num_mels=num_mels,
+        n_fft=settings["n_fft"],
+        window_length=settings["win_length"],
+        hop_length=settings["hop_length"],
         block_pairs=encoder.context_size,
         window_pairs=config.window_size,
         window_rows=config.window_size // config.downsample_rate,
         num_characters=encoder.output_dim if spells else 0,
-        **{ours: settings.get(name, default) for ours, (name, default) in _SOUND.items()},
-    )
-    return GivenEntry(
-        placeholder_token_id=config.audio_token_id,
-        width=config.get_text_config().hidden_size,
-        levels=0,
-        position_axes=1,
-        medium=sound,
     )
 
 
@@ -106,9 +92,8 @@ def merge_own_adapter(model: Any, checkpoint: Checkpoint) -> None:
             ) from error
 
 
-def examples(given: GivenEntry) -> dict[str, Example]:
+def examples(sound: StackedSound) -> dict[str, Example]:
     """See GivenKind."""
-    sound = _sound_of(given)
     blocks = Axis("B", 2)
     shape = (blocks, sound.block_pairs, 2 * sound.num_mels)
     return {
@@ -183,30 +168,15 @@ def _convolved(convolution: Any, states: Tensor, is_frame: Tensor) -> Tensor:
     return found
 
 
-def own_rows(model: Any, arguments: Mapping[str, Tensor]) -> Tensor:
-    """See GivenKind."""
-    rows: Tensor = model.get_audio_features(**arguments, return_dict=True).pooler_output[0]
-    return rows
-
-
-def gate_media(given: GivenEntry) -> list[Medium]:
+def gate_media(sound: StackedSound) -> list[Medium]:
     """Return a part of a window, silence, tones over a block's end, noise for several calls."""
-    sound = _sound_of(given)
     block, window = 2 * sound.block_pairs, 2 * sound.window_pairs
-    num_long = -(-_CALL_ROWS // sound.window_rows) * window + window // 2
-    found = gate_features(sound.num_mels, window // 2, block + window // 2, num_long)
+    num_long = -(-CALL_ROWS // sound.window_rows) * window + window // 2
     media = []
-    for name, features in found.items():
+    drawn = drawn_features(sound.num_mels, window // 2, block + window // 2, num_long)
+    for name, features in drawn.items():
         num_pairs = features.shape[1] // 2
         stacked = features[:, : 2 * num_pairs].T.reshape(1, num_pairs, -1)
         arguments = {INPUT_FEATURES: torch.from_numpy(stacked.copy())}
         media.append(Medium(name=name, pieces=sound.pieces(features), arguments=arguments))
     return media
-
-
-_CALL_ROWS = 256  # of an engine: the longest sound reaches into a second call
-
-
-def _sound_of(given: GivenEntry) -> StackedSound:
-    assert isinstance(given.medium, StackedSound)  # as ``given_entry`` returns
-    return given.medium

@@ -24,14 +24,12 @@ from dsbd_export.capture.forest_graph import (
     Made,
     captured_graph,
 )
-from dsbd_export.checkpoints.checkpoint import Checkpoint
 from dsbd_export.checkpoints.model_loading import cache_name, load_model, reference_dtype
 from dsbd_export.config import ModelOptions
 from dsbd_export.errors import ExportError
 from dsbd_export.gate.parity_engine import as_export_errors, parity_engine
 from dsbd_export.given_prompt.checkpoint import GivenCheckpoint
-from dsbd_export.given_prompt.kinds import GivenKind
-from dsbd_export.given_prompt.media import GivenCase, with_medium
+from dsbd_export.given_prompt.media import GivenCase, Medium, with_medium
 from dsbd_export.model_source import EngineGraph, ModelSource
 from dsbd_export.parity_cases import (
     PREFILL,
@@ -47,7 +45,7 @@ from dsbd_export.progress import Report
 from dsbd_runtime.bundle_files.bundle import ENCODER_FILE, ENCODER_WEIGHTS_FILE
 from dsbd_runtime.parts.attention_rows import POSITION_IDS
 from dsbd_runtime.parts.given_encoder import GIVEN_EMBEDDINGS
-from dsbd_runtime.parts.given_rows import GIVEN_ROWS, GivenEntry, GivenRows
+from dsbd_runtime.parts.given_rows import GIVEN_ROWS, GivenRows
 
 _LIMIT = 1e-4  # of the rows' own scale, in fp32: 5e-7 on tiny models
 _ROWS = Axis("E", 2, least=0)
@@ -56,9 +54,9 @@ _ROWS = Axis("E", 2, least=0)
 class ExportedGivenRows(ExportPart):
     """Given rows of a call, which replace the embeddings of their tokens."""
 
-    def __init__(self, checkpoint: Checkpoint, given: GivenEntry, kind: GivenKind) -> None:
-        self._checkpoint, self._given, self._kind = checkpoint, given, kind
-        self._media = kind.media(given)
+    def __init__(self, checkpoint: GivenCheckpoint) -> None:
+        self._checkpoint, self._given, self._kind = checkpoint, checkpoint.given, checkpoint.kind
+        self._media = self._kind.media(self._given.medium)
         self._rows: list[NDArray[np.float32]] = []  # of each medium, by the model's own encoder
 
     def contract(self) -> ExportContract:
@@ -144,10 +142,7 @@ def added_after(layers: Sequence[Any], rows: Tensor, levels: Sequence[Tensor]) -
 class GivenPromptSource(ModelSource):
     """A language model with given rows in its prompts."""
 
-    def __init__(self, checkpoint: Checkpoint) -> None:
-        super().__init__(checkpoint)
-        assert isinstance(checkpoint, GivenCheckpoint)  # its kind was checked
-        self._checkpoint: GivenCheckpoint = checkpoint
+    _checkpoint: GivenCheckpoint
 
     def load(self, dtype: str, report: Report) -> Any:
         """See ModelSource; of the whole model no part is left out."""
@@ -159,16 +154,14 @@ class GivenPromptSource(ModelSource):
         return model
 
     def parts(self, options: ModelOptions) -> list[ExportPart]:
-        checkpoint = self._checkpoint
-        part = ExportedGivenRows(checkpoint, checkpoint.given, checkpoint.kind)
-        return [*super().parts(options), part]
+        return [*super().parts(options), ExportedGivenRows(self._checkpoint)]
 
     def capture(self, model: Any, parts: Sequence[ExportPart], report: Report) -> list[EngineGraph]:
         graphs = super().capture(model, parts, report)
         checkpoint, kind = self._checkpoint, self._checkpoint.kind
-        examples = dict(kind.examples(checkpoint.given))
-        outputs = (GIVEN_EMBEDDINGS, *checkpoint.given.medium.encoder_outputs)
-        contract = ExportContract(inputs=examples, outputs=outputs)
+        medium = checkpoint.given.medium
+        outputs = (GIVEN_EMBEDDINGS, *medium.encoder_outputs)
+        contract = ExportContract(inputs=kind.examples(medium), outputs=outputs)
         module = kind.encoder(model)
         encoder = captured_graph(module, checkpoint, contract, report, "capturing the encoder")
         optimize_graph(encoder)
@@ -214,5 +207,5 @@ class GivenPromptSource(ModelSource):
         case, media = super()._calibration_case(texts), self._media()
         return with_medium(case, media[-1], self._checkpoint.given.placeholder_token_id)
 
-    def _media(self) -> Any:
-        return self._checkpoint.kind.media(self._checkpoint.given)
+    def _media(self) -> list[Medium]:
+        return self._checkpoint.kind.media(self._checkpoint.given.medium)

@@ -1,32 +1,58 @@
-"""Settings of a checkpoint's pictures: what its processor files say, as fields of entries.
-
-Both kinds of pictures share the values of pixels, and the order in which a model returns rows.
-"""
+"""Settings of sounds and pictures in a checkpoint's processor files."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from dsbd_export.checkpoints.checkpoint_files import json_object_or_none
 from dsbd_export.checkpoints.model_config import CheckpointFiles
 from dsbd_export.errors import ExportError
-from dsbd_runtime.parts.given_medium import MediumEntry
-from dsbd_runtime.parts.given_rows import GivenEntry
 
 LANCZOS, BICUBIC = 1, 3
 HALVES = [0.5] * 3, [0.5] * 3
 CLIP = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]
 
-_PICTURES, _PROCESSOR = "preprocessor_config.json", "processor_config.json"
+_SETTINGS, _PROCESSOR = "preprocessor_config.json", "processor_config.json"
+_SOUND_PARTS = ("feature_extractor", "audio_processor")
+_SOUND_DEFAULTS = {"sampling_rate": 16_000, "n_fft": 400, "hop_length": 160}
 _STEPS = {
     **dict.fromkeys(("do_resize", "do_rescale", "do_normalize"), True),
     **dict.fromkeys(("do_image_splitting", "crop_to_patches"), True),
     "fine_route": False,  # of its encoder the graph has the other one
 }
+
+
+def refused(files: CheckpointFiles, reason: str) -> ExportError:
+    """Return the error for a checkpoint."""
+    return ExportError(f"the {files.role} at {files.folder} cannot be exported: {reason}")
+
+
+def sound_settings(files: CheckpointFiles, mels: str, num_mels: int, **more: int) -> dict[str, Any]:
+    """Return the settings of the feature extractor, with transformers' defaults.
+
+    mels, num_mels: name of the number of mels in the settings, and the number the encoder reads.
+    more: defaults of further settings, or other ones.
+
+    ExportError: its features are others than the encoder reads, or made with noise.
+    """
+    contents = (json_object_or_none(files.folder / name) for name in (_SETTINGS, _PROCESSOR))
+    content = next((each for each in contents if each is not None), {})
+    found: dict[str, Any] = next((content[p] for p in _SOUND_PARTS if p in content), content)
+    found = {**_SOUND_DEFAULTS, mels: num_mels, **more, **found}
+    if found[mels] != num_mels:
+        raise refused(
+            files,
+            f"its features are {found[mels]} mels, its encoder reads {num_mels}; copy {_SETTINGS} "
+            "of its base model",
+        )
+    if found.get("dither"):
+        raise refused(
+            files,
+            f"its features are made with noise (dither {found['dither']!r}), which is not "
+            "supported; set dither to 0.0",
+        )
+    return found
 
 
 def picture_settings(files: CheckpointFiles) -> dict[str, Any]:
@@ -36,12 +62,12 @@ def picture_settings(files: CheckpointFiles) -> dict[str, Any]:
     """
     found: dict[str, Any] | None
     found = (json_object_or_none(files.folder / _PROCESSOR) or {}).get("image_processor")
-    found = found or json_object_or_none(files.folder / _PICTURES)
+    found = found or json_object_or_none(files.folder / _SETTINGS)
     if found is None:
         raise refused(
             files,
-            f"its pictures have no settings: {_PICTURES} is missing, and {_PROCESSOR} has no "
-            f"image_processor; copy {_PICTURES} of its base model",
+            f"its pictures have no settings: {_SETTINGS} is missing, and {_PROCESSOR} has no "
+            f"image_processor; copy {_SETTINGS} of its base model",
         )
     for step, expected in _STEPS.items():
         if found.get(step, expected) != expected:
@@ -71,31 +97,5 @@ def check_alike(files: CheckpointFiles, name: str, found: object, expected: obje
         raise refused(
             files,
             f"{name} of its pictures is {found!r}, its encoder reads {expected!r} (config.json); "
-            f"copy {_PICTURES} of its base model",
+            f"copy {_SETTINGS} of its base model",
         )
-
-
-def refused(files: CheckpointFiles, reason: str) -> ExportError:
-    """Return the error for a checkpoint."""
-    return ExportError(f"the {files.role} at {files.folder} cannot be exported: {reason}")
-
-
-def given_of(
-    files: CheckpointFiles, medium: MediumEntry, *, levels: int = 0, position_axes: int = 1
-) -> GivenEntry:
-    """Return the entry of a model with these pictures."""
-    return GivenEntry(
-        placeholder_token_id=files.config.image_token_id,
-        width=files.config.get_text_config().hidden_size,
-        levels=levels,
-        position_axes=position_axes,
-        medium=medium,
-    )
-
-
-def own_rows(model: Any, arguments: Mapping[str, Tensor]) -> Tensor:
-    """See GivenKind."""
-    found = model.get_image_features(**arguments, return_dict=True)
-    levels = getattr(found, "deepstack_features", None) or []
-    parts = (found.pooler_output, *levels)
-    return torch.cat([torch.cat(list(of_pictures)) for of_pictures in parts], dim=1)
