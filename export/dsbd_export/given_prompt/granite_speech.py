@@ -12,7 +12,6 @@ import torch
 from peft.utils.save_and_load import load_peft_weights
 from torch import Tensor, nn
 
-from dsbd_export.capture.forest_graph import Axis, Example
 from dsbd_export.capture.replacements import attention_node
 from dsbd_export.checkpoints.adapter import read_adapter
 from dsbd_export.checkpoints.adapter_files import BY_HAND, CONFIG_FILE
@@ -24,10 +23,17 @@ from dsbd_export.given_prompt.encoders import attend_to_all
 from dsbd_export.given_prompt.media import CALL_ROWS, Medium, drawn_features
 from dsbd_export.given_prompt.processor_files import refused, sound_settings
 from dsbd_runtime.parts.encoder_entry import INPUT_FEATURES
-from dsbd_runtime.parts.given_sound import IS_FRAME, WINDOW_PAIRS, StackedSound
+from dsbd_runtime.parts.given_sound import StackedSound
 
-# settings of an adapter that is more than products of two matrices, of one rank
-_NOT_PLAIN = ("use_dora", "bias", "rank_pattern", "alpha_pattern", "modules_to_save")
+_NOT_USED = (None, False, "none", {})
+_PLAIN = {  # settings of an adapter that is nothing but products of two matrices, of one rank
+    "peft_type": ("LORA",),
+    "use_dora": _NOT_USED,
+    "bias": _NOT_USED,
+    "rank_pattern": _NOT_USED,
+    "alpha_pattern": _NOT_USED,
+    "modules_to_save": _NOT_USED,
+}
 _LEAST_CHARACTERS = 256  # of a head that spells Latin-1; what smaller ones spell is not published
 _HIDDEN = -3e4  # added to the attention to padding
 
@@ -63,13 +69,11 @@ def merge_own_adapter(model: Any, checkpoint: Checkpoint) -> None:
     folder = checkpoint.folder
     if not (folder / CONFIG_FILE).is_file():
         return
-    kind = read_adapter(str(folder), folder).kind
+    read_adapter(str(folder), folder)  # checks it
     settings = json_object_or_none(folder / CONFIG_FILE) or {}
-    refused = [f"peft_type {kind}"] if kind != "LORA" else []
-    refused += [name for name in _NOT_PLAIN if settings.get(name) not in (None, False, "none", {})]
-    if refused:
+    if others := [name for name, known in _PLAIN.items() if settings.get(name) not in known]:
         raise ExportError(
-            f"the adapter at {folder} has {refused[0]}, expected a plain LoRA; {BY_HAND}"
+            f"the adapter at {folder} has {others[0]}, expected a plain LoRA; {BY_HAND}"
         )
     rank = settings["r"]
     scale = settings["lora_alpha"] / (rank**0.5 if settings.get("use_rslora") else rank)
@@ -90,17 +94,6 @@ def merge_own_adapter(model: Any, checkpoint: Checkpoint) -> None:
                 f"the adapter at {folder} has the weight {name}, which does not fit the language "
                 f"model of the checkpoint ({error}); copy it again"
             ) from error
-
-
-def examples(sound: StackedSound) -> dict[str, Example]:
-    """See GivenKind."""
-    blocks = Axis("B", 2)
-    shape = (blocks, sound.block_pairs, 2 * sound.num_mels)
-    return {
-        INPUT_FEATURES: Example(shape, torch.float32),
-        IS_FRAME: Example(shape[:2], torch.bool),
-        WINDOW_PAIRS: Example((Axis("Q", 3), sound.window_pairs)),
-    }
 
 
 class ConformerEncoder(nn.Module):

@@ -16,20 +16,12 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from dsbd_export.capture.forest_graph import Axis, Example
 from dsbd_export.checkpoints.model_config import CheckpointFiles
 from dsbd_export.given_prompt.encoders import attend_to_all
 from dsbd_export.given_prompt.media import Medium, drawn_pictures, side_by_side
-from dsbd_export.given_prompt.processor_files import (
-    BICUBIC,
-    CLIP,
-    check_alike,
-    picture_settings,
-    values_of_pixels,
-)
+from dsbd_export.given_prompt.processor_files import check_alike, picture_settings, values_of_pixels
 from dsbd_forward.rows import Ints
-from dsbd_runtime.parts.given_grid import COORDS, PATCHES, TAP_WEIGHTS, TAPS, GridPicture
-from dsbd_runtime.parts.pixel_values import NUM_CHANNELS
+from dsbd_runtime.parts.given_grid import COORDS, PATCHES, GridPicture
 
 ValuesOf = Callable[[NDArray[np.float32], Ints], NDArray[np.float32]]
 
@@ -57,7 +49,7 @@ def _picture(
     check_alike(files, "merge_size", settings.get("merge_size", 2), vision.spatial_merge_size)
     size, (least, most) = settings.get("size") or {}, pixels
     return GridPicture(
-        **values_of_pixels(settings, BICUBIC, CLIP),
+        **values_of_pixels(settings),
         patch_size=vision.patch_size,
         merge_size=vision.spatial_merge_size,
         sizing=sizing,
@@ -65,17 +57,6 @@ def _picture(
         most_pixels=settings.get("max_pixels") or size.get("longest_edge", most),
         **positions,
     )
-
-
-def examples(picture: GridPicture) -> dict[str, Example]:
-    """See GivenKind."""
-    patches = Axis("N", 12)
-    return {
-        PATCHES: Example((patches, NUM_CHANNELS * picture.patch_size**2), torch.float32),
-        COORDS: Example((patches, 2)),
-        TAPS: Example((patches, 4)),
-        TAP_WEIGHTS: Example((patches, 4), torch.float32),
-    }
 
 
 class PaddleOCRVLEncoder(nn.Module):
@@ -87,7 +68,7 @@ class PaddleOCRVLEncoder(nn.Module):
         attend_to_all(self.vision.config)
 
     def forward(self, tensors: list[Tensor]) -> list[Tensor]:
-        """Return [(E, W)] of the inputs of ``examples``."""
+        """Return [(E, W)] of the inputs of ``GridPicture``."""
         patches, coords, taps, tap_weights = tensors
         embeddings, projector = self.vision.embeddings, self.projector
         of_patch = embeddings.patch_embedding
@@ -110,7 +91,7 @@ class QwenVLEncoder(nn.Module):
         attend_to_all(self.vision.config)
 
     def forward(self, tensors: list[Tensor]) -> list[Tensor]:
-        """Return [(E, (1 + K) W)] of the inputs of ``examples``."""
+        """Return [(E, (1 + K) W)] of the inputs of ``GridPicture``."""
         patches, coords, taps, tap_weights = tensors
         config = self.vision.config
         of_colors = patches.view(-1, config.in_channels, 1, config.patch_size**2)

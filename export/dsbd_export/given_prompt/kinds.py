@@ -9,7 +9,6 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from dsbd_export.capture.forest_graph import Example
 from dsbd_export.checkpoints.checkpoint import Checkpoint
 from dsbd_export.checkpoints.model_config import CheckpointFiles
 from dsbd_export.given_prompt import (
@@ -28,15 +27,12 @@ from dsbd_runtime.parts.given_medium import MediumEntry
 class GivenKind:
     """One kind of model."""
 
-    # reads the medium's entry from the files of a checkpoint; ExportError: unsupported ones. Its
-    # class is what ``examples`` and ``media`` take.
+    # reads the medium's entry from the files of a checkpoint; ExportError: unsupported ones
     entry: Callable[[CheckpointFiles], MediumEntry]
-    # an example of each input of the encoder's graph by name
-    examples: Callable[[Any], dict[str, Example]]
     # returns the module that is captured as the encoder: a list of its inputs to [(E, (1 + K) W)].
     # It may change the model, whose own results are not needed any more.
     encoder: Callable[[Any], nn.Module]
-    # returns what the parity gate compares: of several lengths, the last the longest
+    # returns what the parity gate compares, of that entry: several lengths, the last the longest
     media: Callable[[Any], list[Medium]]
     # returns the given rows of a medium by the model's own code, (E, (1 + K) W)
     own_rows: Callable[[Any, Mapping[str, Tensor]], Tensor] = encoders.own_rows
@@ -50,13 +46,11 @@ class GivenKind:
 
 _TILED = GivenKind(
     entry=tiles.tiled_picture,
-    examples=tiles.examples,
     encoder=tiles.TileEncoder,
     media=tiles.gate_media,
 )
 _GRANITE_SPEECH = GivenKind(
     entry=granite_speech.sound_of,
-    examples=granite_speech.examples,
     encoder=granite_speech.ConformerEncoder,
     media=granite_speech.gate_media,
     read_as=0,
@@ -67,13 +61,11 @@ _GRANITE_SPEECH = GivenKind(
 GIVEN_KINDS = {
     "glmasr": GivenKind(
         entry=whisper_windows.glmasr_sound,
-        examples=whisper_windows.examples,
         encoder=whisper_windows.WhisperWindowEncoder,
         media=partial(whisper_windows.gate_media, mask_name="input_features_mask"),
     ),
     "granite_docling": GivenKind(
         entry=tiles.canvas_picture,
-        examples=tiles.examples,
         encoder=tiles.LevelledTileEncoder,
         media=partial(tiles.gate_media, with_mask=True),
     ),
@@ -82,13 +74,11 @@ GIVEN_KINDS = {
     "idefics3": _TILED,
     "paddleocr_vl": GivenKind(
         entry=grids.paddleocr_vl_picture,
-        examples=grids.examples,
         encoder=grids.PaddleOCRVLEncoder,
         media=partial(grids.gate_media, values_of=grids.by_rows),
     ),
     "qwen2_audio": GivenKind(
         entry=whisper_windows.qwen2_audio_sound,
-        examples=whisper_windows.examples,
         encoder=whisper_windows.MaskedWindowEncoder,
         media=partial(whisper_windows.gate_media, mask_name="feature_attention_mask"),
         own_rows=whisper_windows.own_rows_of_qwen2_audio,
@@ -96,13 +86,11 @@ GIVEN_KINDS = {
     ),
     "qwen3_asr": GivenKind(
         entry=qwen3_asr.sound_of,
-        examples=qwen3_asr.examples,
         encoder=qwen3_asr.WindowEncoder,
         media=qwen3_asr.gate_media,
     ),
     "qwen3_vl": GivenKind(
         entry=grids.qwen3_vl_picture,
-        examples=grids.examples,
         encoder=grids.QwenVLEncoder,
         media=partial(grids.gate_media, values_of=grids.in_two_frames),
     ),

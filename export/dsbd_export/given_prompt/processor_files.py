@@ -9,10 +9,9 @@ from dsbd_export.checkpoints.checkpoint_files import json_object_or_none
 from dsbd_export.checkpoints.model_config import CheckpointFiles
 from dsbd_export.errors import ExportError
 
-LANCZOS, BICUBIC = 1, 3
-HALVES = [0.5] * 3, [0.5] * 3
-CLIP = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]
-
+LANCZOS, HALVES = 1, ([0.5] * 3, [0.5] * 3)
+_BICUBIC = 3
+_CLIP = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]
 _SETTINGS, _PROCESSOR = "preprocessor_config.json", "processor_config.json"
 _SOUND_PARTS = ("feature_extractor", "audio_processor")
 _SOUND_DEFAULTS = {"sampling_rate": 16_000, "n_fft": 400, "hop_length": 160}
@@ -76,7 +75,9 @@ def picture_settings(files: CheckpointFiles) -> dict[str, Any]:
 
 
 def values_of_pixels(
-    settings: Mapping[str, Any], resample: int, colors: tuple[list[float], list[float]]
+    settings: Mapping[str, Any],
+    resample: int = _BICUBIC,
+    colors: tuple[list[float], list[float]] = _CLIP,
 ) -> dict[str, Any]:
     """Return the fields of ``PixelValues``.
 

@@ -13,13 +13,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dsbd_export.capture.forest_graph import Axis, Example
 from dsbd_export.checkpoints.model_config import CheckpointFiles
 from dsbd_export.given_prompt.encoders import attend_to_all
 from dsbd_export.given_prompt.media import CALL_ROWS, Medium, drawn_features
 from dsbd_export.given_prompt.processor_files import refused, sound_settings
 from dsbd_runtime.parts.encoder_entry import INPUT_FEATURES
-from dsbd_runtime.parts.given_sound import KEPT_ROWS, ChunkedSound
+from dsbd_runtime.parts.given_sound import ChunkedSound
 
 
 def sound_of(files: CheckpointFiles) -> ChunkedSound:
@@ -49,12 +48,6 @@ def sound_of(files: CheckpointFiles) -> ChunkedSound:
         window_frames=audio.n_window_infer,
         least_samples=settings["min_length"],
     )
-
-
-def examples(sound: ChunkedSound) -> dict[str, Example]:
-    """See GivenKind."""
-    features = Example((Axis("T", 3), sound.num_mels, sound.chunk_frames), torch.float32)
-    return {INPUT_FEATURES: features, KEPT_ROWS: Example((Axis("E", 7),))}
 
 
 class WindowEncoder(nn.Module):

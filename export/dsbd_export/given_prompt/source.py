@@ -46,9 +46,13 @@ from dsbd_runtime.bundle_files.bundle import ENCODER_FILE, ENCODER_WEIGHTS_FILE
 from dsbd_runtime.parts.attention_rows import POSITION_IDS
 from dsbd_runtime.parts.given_encoder import GIVEN_EMBEDDINGS
 from dsbd_runtime.parts.given_rows import GIVEN_ROWS, GivenRows
+from dsbd_runtime.parts.part import BOOL, FLOAT32, INT64, Tensors
 
 _LIMIT = 1e-4  # of the rows' own scale, in fp32: 5e-7 on tiny models
 _ROWS = Axis("E", 2, least=0)
+_DTYPES = {FLOAT32: torch.float32, INT64: torch.int64, BOOL: torch.bool}
+_SIZES = {"B": 2, "E": 7, "N": 12, "Q": 3, "T": 3}
+"""Lengths in captured examples, by the names of dynamic axes in entries of media."""
 
 
 class ExportedGivenRows(ExportPart):
@@ -139,6 +143,16 @@ def added_after(layers: Sequence[Any], rows: Tensor, levels: Sequence[Tensor]) -
         yield
 
 
+def _examples(inputs: Tensors) -> dict[str, Example]:
+    return {
+        name: Example(
+            tuple(n if isinstance(n, int) else Axis(str(n), _SIZES[str(n)]) for n in spec.shape),
+            _DTYPES[spec.type],
+        )
+        for name, spec in inputs.items()
+    }
+
+
 class GivenPromptSource(ModelSource):
     """A language model with given rows in its prompts."""
 
@@ -161,7 +175,7 @@ class GivenPromptSource(ModelSource):
         checkpoint, kind = self._checkpoint, self._checkpoint.kind
         medium = checkpoint.given.medium
         outputs = (GIVEN_EMBEDDINGS, *medium.encoder_outputs)
-        contract = ExportContract(inputs=kind.examples(medium), outputs=outputs)
+        contract = ExportContract(inputs=_examples(medium.encoder_inputs), outputs=outputs)
         module = kind.encoder(model)
         encoder = captured_graph(module, checkpoint, contract, report, "capturing the encoder")
         optimize_graph(encoder)

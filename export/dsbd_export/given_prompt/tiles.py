@@ -12,13 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dsbd_export.capture.forest_graph import Axis, Example
 from dsbd_export.checkpoints.model_config import CheckpointFiles
 from dsbd_export.given_prompt.encoders import attend_to_all
 from dsbd_export.given_prompt.media import CALL_ROWS, Medium, drawn_pictures, side_by_side
 from dsbd_export.given_prompt.processor_files import (
-    BICUBIC,
-    CLIP,
     HALVES,
     LANCZOS,
     check_alike,
@@ -44,7 +41,7 @@ def canvas_picture(files: CheckpointFiles) -> CanvasPicture:
     settings = picture_settings(files)
     tile_size = (settings.get("size") or {}).get("height", 512)
     return CanvasPicture(
-        **values_of_pixels(settings, BICUBIC, CLIP),
+        **values_of_pixels(settings),
         **_tile(files, tile_size, files.config.vision_config.scale_factor),
         least_tiles=settings.get("min_patches", 1),
         most_tiles=settings.get("max_patches", 32),
@@ -61,12 +58,6 @@ def _tile(files: CheckpointFiles, tile_size: int, scale_factor: int) -> dict[str
     check_alike(files, "the size of a tile", tile_size, vision.image_size)
     side = vision.image_size // vision.patch_size // scale_factor
     return {"tile_size": tile_size, "tile_rows": side**2}
-
-
-def examples(picture: TiledPicture | CanvasPicture) -> dict[str, Example]:
-    """See GivenKind."""
-    size = picture.tile_size
-    return {PIXEL_VALUES: Example((Axis("T", 3), 3, size, size), torch.float32)}
 
 
 class TileEncoder(nn.Module):

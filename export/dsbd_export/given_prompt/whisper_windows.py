@@ -13,14 +13,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dsbd_export.capture.forest_graph import Axis, Example
 from dsbd_export.checkpoints.checkpoint import Checkpoint
 from dsbd_export.checkpoints.model_config import CheckpointFiles
 from dsbd_export.given_prompt.encoders import attend_to_all
 from dsbd_export.given_prompt.media import Medium, drawn_features
 from dsbd_export.given_prompt.processor_files import sound_settings
 from dsbd_runtime.parts.encoder_entry import INPUT_FEATURES
-from dsbd_runtime.parts.given_sound import IS_FRAME, KEPT_ROWS, WindowedSound
+from dsbd_runtime.parts.given_sound import WindowedSound
 
 _MOST_SECONDS = 655  # of GLM-ASR, of which transformers reads no more
 
@@ -54,13 +53,6 @@ def _sound(
         hides_padding=hides_padding,
         most_windows=max(most_seconds // seconds, 1),
     )
-
-
-def examples(sound: WindowedSound) -> dict[str, Example]:
-    """See GivenKind."""
-    shape = (sound.num_mels, sound.num_frames)
-    found = {INPUT_FEATURES: Example(shape, torch.float32), KEPT_ROWS: Example((Axis("E", 7),))}
-    return found | ({IS_FRAME: Example(shape[1:], torch.bool)} if sound.hides_padding else {})
 
 
 class WhisperWindowEncoder(nn.Module):

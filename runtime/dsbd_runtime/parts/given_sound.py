@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -82,7 +83,7 @@ class ChunkedSound(GivenSound, MediumEntry):
 
     @property
     def encoder_inputs(self) -> Tensors:
-        shape = None, self.num_mels, self.chunk_frames
+        shape = "T", self.num_mels, self.chunk_frames
         return {INPUT_FEATURES: TensorSpec(FLOAT32, shape), KEPT_ROWS: TensorSpec(INT64, ("E",))}
 
     def check(self, where: str) -> None:
@@ -105,9 +106,10 @@ class ChunkedSound(GivenSound, MediumEntry):
         for start in range(0, features.shape[1], self.window_frames):
             window = features[:, start : start + self.window_frames]
             padded = np.pad(window, ((0, 0), (0, -window.shape[1] % self.chunk_frames)))
-            chunks = padded.reshape(self.num_mels, -1, self.chunk_frames)
+            chunks = padded.reshape(self.num_mels, -1, self.chunk_frames).transpose(1, 0, 2)
             num_rows = self.num_rows(window.shape[1])
-            inputs = {INPUT_FEATURES: chunks.transpose(1, 0, 2), KEPT_ROWS: np.arange(num_rows)}
+            inputs: dict[str, NDArray[Any]]
+            inputs = {INPUT_FEATURES: chunks, KEPT_ROWS: np.arange(num_rows)}
             pieces.append(GivenPiece(inputs, num_rows))
         return pieces
 
@@ -147,9 +149,9 @@ class StackedSound(GivenSound, MediumEntry):
     @property
     def encoder_inputs(self) -> Tensors:
         return {
-            INPUT_FEATURES: TensorSpec(FLOAT32, (None, self.block_pairs, 2 * self.num_mels)),
-            IS_FRAME: TensorSpec(BOOL, (None, self.block_pairs)),
-            WINDOW_PAIRS: TensorSpec(INT64, (None, self.window_pairs)),
+            INPUT_FEATURES: TensorSpec(FLOAT32, ("B", self.block_pairs, 2 * self.num_mels)),
+            IS_FRAME: TensorSpec(BOOL, ("B", self.block_pairs)),
+            WINDOW_PAIRS: TensorSpec(INT64, ("Q", self.window_pairs)),
         }
 
     @property
