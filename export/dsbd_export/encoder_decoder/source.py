@@ -26,7 +26,6 @@ from dsbd_export.capture.forest_graph import (
     Example,
     ExportContract,
     ExportPart,
-    captured_graph,
 )
 from dsbd_export.capture.source_attention import (
     DistanceBiases,
@@ -43,9 +42,7 @@ from dsbd_export.errors import ExportError
 from dsbd_export.model_source import EngineGraph, ModelSource
 from dsbd_export.parity_cases import TREE, ComputeIn, ForestCase, forest_cases, num_drawn, text_case
 from dsbd_export.parts.sources import entry_of, heard_sounds
-from dsbd_export.passes.optimize import optimize_graph
 from dsbd_export.progress import Report
-from dsbd_runtime.bundle_files.bundle import ENCODER_FILE, ENCODER_WEIGHTS_FILE
 from dsbd_runtime.parts.encoder_entry import HIDDEN_STATES, SOURCE_IDS, EncoderEntry
 from dsbd_runtime.parts.source_values import SourceValues
 
@@ -274,10 +271,7 @@ class EncoderDecoderSource(ModelSource):
         self._prepare(model)
         module = EncoderGraph(model, entry_of(self._checkpoint))
         contract = encoder_contract(self._checkpoint)
-        phase = "capturing the encoder"
-        encoder = captured_graph(module, self._checkpoint, contract, report, phase)
-        optimize_graph(encoder)
-        return [*graphs, EngineGraph(encoder, ENCODER_FILE, ENCODER_WEIGHTS_FILE, "encoder")]
+        return [*graphs, self.capture_encoder(module, contract, report)]
 
     def _prepare(self, model: Any) -> AttentionForm | None:
         """See ModelSource; None if masks are parts of biases."""

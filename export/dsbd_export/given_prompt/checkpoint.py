@@ -14,6 +14,7 @@ from dsbd_export.checkpoints.model_config import CheckpointFiles, read_decoder
 from dsbd_export.config import DraftedOptions, ExportConfig, ModelOptions
 from dsbd_export.errors import ExportError
 from dsbd_export.given_prompt.kinds import GIVEN_KINDS, GivenKind
+from dsbd_export.given_prompt.processor_files import refused
 from dsbd_runtime.bundle_files.bundle import ModelEntry
 from dsbd_runtime.errors import BundleError
 from dsbd_runtime.parts.given_grid import GridPicture
@@ -62,15 +63,10 @@ def read_given_prompt(files: CheckpointFiles) -> GivenCheckpoint:
         given.check(checkpoint.vocab_size, len(checkpoint.layer_masks), "the config")
     except BundleError as error:
         reason = str(error).removesuffix("; export the bundle again")
-        raise ExportError(
-            f"the {files.role} at {files.folder} cannot be exported: {reason}; check config.json"
-        ) from error
+        raise refused(files, f"{reason}; check config.json") from error
     if files.role == "target":
         _check_template(files)
-    fields = {
-        field.name: getattr(checkpoint, field.name) for field in dataclasses.fields(Checkpoint)
-    }
-    return GivenCheckpoint(**fields, given=given)
+    return GivenCheckpoint(**vars(checkpoint), given=given)
 
 
 def _entry(medium: MediumEntry, config: PreTrainedConfig) -> GivenEntry:

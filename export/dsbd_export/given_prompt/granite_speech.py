@@ -25,7 +25,7 @@ from dsbd_export.given_prompt.processor_files import refused, sound_settings
 from dsbd_runtime.parts.encoder_entry import INPUT_FEATURES
 from dsbd_runtime.parts.given_sound import StackedSound
 
-_NOT_USED = (None, False, "none", {})
+_NOT_USED: tuple[object, ...] = (None, False, "none", {})
 _PLAIN = {  # settings of an adapter that is nothing but products of two matrices, of one rank
     "peft_type": ("LORA",),
     "use_dora": _NOT_USED,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -135,7 +134,7 @@ def with_medium(case: ForestCase, medium: Medium, placeholder_token_id: int) -> 
         positions = mrope_positions(
             ids[: places[-1] + 1].tolist(), placeholder_token_id, medium.grids
         )
-    fields = {field.name: getattr(case, field.name) for field in dataclasses.fields(ForestCase)}
+    fields = dict(vars(case))
     if len(prefix):
         fields |= {"prefix_ids": ids, "node_ids": nodes}
     else:

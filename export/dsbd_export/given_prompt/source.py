@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dsbd_export.capture.caches import RecordingCache
+from dsbd_export.capture.caches import largest_values
 from dsbd_export.capture.forest_graph import (
     NODES,
     Axis,
@@ -22,9 +22,8 @@ from dsbd_export.capture.forest_graph import (
     ExportPart,
     Hook,
     Made,
-    captured_graph,
 )
-from dsbd_export.checkpoints.model_loading import cache_name, load_model, reference_dtype
+from dsbd_export.checkpoints.model_loading import load_model, reference_dtype
 from dsbd_export.config import ModelOptions
 from dsbd_export.errors import ExportError
 from dsbd_export.gate.parity_engine import as_export_errors, parity_engine
@@ -40,9 +39,7 @@ from dsbd_export.parity_cases import (
     forest_cases,
     text_case,
 )
-from dsbd_export.passes.optimize import optimize_graph
 from dsbd_export.progress import Report
-from dsbd_runtime.bundle_files.bundle import ENCODER_FILE, ENCODER_WEIGHTS_FILE
 from dsbd_runtime.parts.attention_rows import POSITION_IDS
 from dsbd_runtime.parts.given_encoder import GIVEN_EMBEDDINGS
 from dsbd_runtime.parts.given_rows import GIVEN_ROWS, GivenRows
@@ -172,30 +169,15 @@ class GivenPromptSource(ModelSource):
 
     def capture(self, model: Any, parts: Sequence[ExportPart], report: Report) -> list[EngineGraph]:
         graphs = super().capture(model, parts, report)
-        checkpoint, kind = self._checkpoint, self._checkpoint.kind
-        medium = checkpoint.given.medium
+        medium = self._checkpoint.given.medium
         outputs = (GIVEN_EMBEDDINGS, *medium.encoder_outputs)
         contract = ExportContract(inputs=_examples(medium.encoder_inputs), outputs=outputs)
-        module = kind.encoder(model)
-        encoder = captured_graph(module, checkpoint, contract, report, "capturing the encoder")
-        optimize_graph(encoder)
-        return [*graphs, EngineGraph(encoder, ENCODER_FILE, ENCODER_WEIGHTS_FILE, "encoder")]
+        module = self._checkpoint.kind.encoder(model)
+        return [*graphs, self.capture_encoder(module, contract, report)]
 
     def largest_values(self, model: Any) -> dict[int, NDArray[np.float32]]:
         """See ModelSource; given rows may have larger values than any text."""
-        found, cache = super().largest_values(model), RecordingCache()
-        case = self._given_cases()[-1]
-        with torch.no_grad(), ComputeIn(torch.float32):
-            ids = torch.from_numpy(np.concatenate([case.prefix_ids, case.node_ids])[None])
-            model(
-                input_ids=ids,
-                use_cache=True,
-                **case.arguments_of(ids),
-                **{cache_name(model): cache},
-            )
-        for layer, (_, values) in cache.rows.items():
-            found[layer] = np.maximum(found[layer], values.abs().amax((0, 2)).numpy())
-        return found
+        return largest_values(model, self._checkpoint, self._given_cases()[-1:])
 
     def _cases(self) -> list[ForestCase]:
         checkpoint = self._checkpoint
