@@ -175,6 +175,7 @@ def test_its_own_files_are_deleted_with_the_checkpoint(write):
     assert not folder.parent.exists()
 
 
+@pytest.mark.long
 def test_a_translation_is_that_of_transformers(write, checkpoints, tmp_path, captures):
     folder = write("marian", "int8")
     config = ExportConfig(target=str(folder), output=tmp_path / "bundle")
