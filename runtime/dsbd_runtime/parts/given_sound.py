@@ -67,7 +67,7 @@ class ChunkedSound(GivenSound, MediumEntry):
     | input of the encoder | shape, type | meaning |
     |---|---|---|
     | input_features | [T,M,F] float32 | T chunks of F frames of M mels; zeros at the end |
-    | kept_rows | [N] int64 | the rows without padding, of the T chunks one after the other |
+    | kept_rows | [E] int64 | the rows without padding, of the T chunks one after the other |
 
     Attributes:
         chunk_frames: frames of a chunk, F. 100 frames become 50, 25, 13 rows.
