@@ -18,11 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsbd_runtime.errors import InputError
-from dsbd_runtime.parts.given_medium import ChunkedSound
-from dsbd_runtime.parts.given_sound import StackedSound, WindowedSound
+from dsbd_runtime.parts.given_sound import GivenSound
 from dsbd_runtime.parts.speech_entry import SpeechEntry
 
-SizedSound = SpeechEntry | ChunkedSound | StackedSound | WindowedSound
 Samples = NDArray[np.float32]
 Floats = NDArray[np.float64]
 
@@ -75,7 +73,7 @@ class MelForm:
         """Return Whisper's form: audio shorter than a window is padded to it."""
         return cls().sized(speech, speech.chunk_seconds * speech.sampling_rate)
 
-    def sized(self, sound: SizedSound, least_samples: int) -> MelForm:
+    def sized(self, sound: SpeechEntry | GivenSound, least_samples: int) -> MelForm:
         """Return the form with the sizes of a manifest's entry, and windows that fill a frame."""
         names = ("num_mels", "n_fft", "hop_length", "sampling_rate")
         sizes = {name: getattr(sound, name) for name in names}

@@ -12,9 +12,9 @@ from dsbd_ort.medium_front_end import MediaLimits, MediumFrontEnd, ReadMedium
 from dsbd_ort.speech.log_mel import FORMS, LogMel, MelForm, Samples
 from dsbd_ort.speech.speech_request import Audio, read_samples
 from dsbd_runtime.errors import InputError
-from dsbd_runtime.parts.given_medium import ChunkedSound, MediumEntry
+from dsbd_runtime.parts.given_medium import MediumEntry
 from dsbd_runtime.parts.given_prompt import GivenPiece
-from dsbd_runtime.parts.given_sound import StackedSound, WindowedSound
+from dsbd_runtime.parts.given_sound import ChunkedSound, GivenSound, StackedSound, WindowedSound
 
 
 class SoundFrontEnd:
@@ -28,9 +28,7 @@ class SoundFrontEnd:
     shorten = "give shorter sounds, or fewer; transcribe, or --audio, cuts long ones"
     most: int | None = None
 
-    def __init__(
-        self, sound: ChunkedSound | StackedSound | WindowedSound, placeholder: str, unit: int
-    ) -> None:
+    def __init__(self, sound: GivenSound, placeholder: str, unit: int) -> None:
         self.sampling_rate, self.hop_length = sound.sampling_rate, sound.hop_length
         self.recipe = sound.recipe
         self._placeholder, self._unit = placeholder, unit

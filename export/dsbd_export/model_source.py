@@ -8,9 +8,10 @@ import numpy as np
 import onnx_ir as ir
 import torch
 from numpy.typing import NDArray
+from torch import nn
 
 from dsbd_export.capture.caches import largest_values, probed_caches
-from dsbd_export.capture.forest_graph import ExportPart, ForestGraph, captured_graph
+from dsbd_export.capture.forest_graph import ExportContract, ExportPart, ForestGraph, captured_graph
 from dsbd_export.capture.graph_checks import check_contract
 from dsbd_export.capture.replacements import choose_rope, prepare_for_capture
 from dsbd_export.checkpoints.checkpoint import Checkpoint
@@ -35,7 +36,12 @@ from dsbd_export.parts.sources import ExportedSources
 from dsbd_export.passes.optimize import optimize_graph
 from dsbd_export.progress import Report
 from dsbd_export.quantization.row_forms import RowsOfProducts, calibration_case, observed_rows
-from dsbd_runtime.bundle_files.bundle import MODEL_FILE, WEIGHTS_FILE
+from dsbd_runtime.bundle_files.bundle import (
+    ENCODER_FILE,
+    ENCODER_WEIGHTS_FILE,
+    MODEL_FILE,
+    WEIGHTS_FILE,
+)
 from dsbd_runtime.parts.cache_entries import num_ancestors, recurrent
 
 
@@ -118,6 +124,16 @@ class ModelSource:
         optimize_graph(graph)
         check_contract(graph, module.contract, form)
         return [EngineGraph(graph)]
+
+    def capture_encoder(
+        self, module: nn.Module, contract: ExportContract, report: Report
+    ) -> EngineGraph:
+        """Return the graph of an encoder, to be captured after that of the engine."""
+        encoder = captured_graph(
+            module, self._checkpoint, contract, report, "capturing the encoder"
+        )
+        optimize_graph(encoder)
+        return EngineGraph(encoder, ENCODER_FILE, ENCODER_WEIGHTS_FILE, "encoder")
 
     def _prepare(self, model: Any) -> AttentionForm | None:
         """Give a model what a graph can hold, in place; return how it attends then."""

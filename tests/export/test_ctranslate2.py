@@ -51,6 +51,8 @@ from tests.made_once import made_once
 ERRORS = {"float32": 0, "float16": 5e-4, "bfloat16": 4e-3, "int8": 4e-3, "int16": 6e-4}
 """Of the largest value of a weight."""
 
+IN_CI = ("float32", "int8")
+
 
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory):
@@ -75,7 +77,10 @@ def refusal(folder: Path) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind",
+    [kind if kind in IN_CI else pytest.param(kind, marks=pytest.mark.long) for kind in KINDS],
+)
 @pytest.mark.parametrize("family", COPIED)
 def test_weights_are_those_of_the_checkpoint(family, kind, write, checkpoints):
     lines: list[str] = []
@@ -170,6 +175,7 @@ def test_its_own_files_are_deleted_with_the_checkpoint(write):
     assert not folder.parent.exists()
 
 
+@pytest.mark.long
 def test_a_translation_is_that_of_transformers(write, checkpoints, tmp_path, captures):
     folder = write("marian", "int8")
     config = ExportConfig(target=str(folder), output=tmp_path / "bundle")

@@ -30,6 +30,9 @@ from tests.given.sounds import ENDS
 from tests.made_once import made_once
 
 Pixels = NDArray[np.uint8]
+IN_CI = ("granite_docling", "paddleocr_vl")
+"""Kinds of which CI exports a model: tiles with levels, a grid with axes of positions."""
+
 QUESTIONS = ("User: what does ", " show?", " or this one?", " Assistant:")
 
 

@@ -19,14 +19,14 @@ from dsbd_runtime.errors import CapacityError, InputError
 from dsbd_runtime.parts.given_rows import GivenRows
 from dsbd_runtime.text.chat_template import ChatTemplate
 from tests.given.pictures import PictureReference, asked, asked_by_url, data_url, picture, png
+from tests.given.shown_pictures import IN_CI
 from tests.given.test_sharing import Counted, check_equal
 from tests.speech.audio_files import wav_bytes
 from tests.speech.sounds import tone
 
 LONG = ("idefics3", "smolvlm", "qwen3_vl")
-CI_KINDS = ("granite_docling", "paddleocr_vl")
 KINDS = (
-    *CI_KINDS,
+    *IN_CI,
     *(pytest.param(name, marks=pytest.mark.long) for name in LONG),
 )
 SIZES = ((90, 60), (33, 150), (8, 8))  # width, height
@@ -100,7 +100,7 @@ def test_a_picture_in_any_form_is_the_same_prompt(picture_pipe: Opener, tmp_path
     assert isinstance(other, MediaPrompt) and other == wanted and other.source != wanted.source
 
 
-@pytest.mark.parametrize("name", CI_KINDS)
+@pytest.mark.parametrize("name", IN_CI)
 def test_a_typed_placeholder_stays_text(picture_pipe: Opener, name: str) -> None:
     pipe = picture_pipe(name)
     given = pipe.bundle.manifest.target.given
@@ -221,7 +221,7 @@ def prepared(pipe: Pipeline, options: dict[str, Any]) -> list[DecodingRequest]:
     return [pipe.prepare(messages, known) for messages in [*each, *conversations()]]
 
 
-@pytest.mark.parametrize("name", CI_KINDS)
+@pytest.mark.parametrize("name", IN_CI)
 @pytest.mark.parametrize("strategy", ["greedy", "beam-search"])
 def test_conversations_in_shared_calls_are_as_alone(
     picture_pipe: Opener, name: str, strategy: str
@@ -238,7 +238,7 @@ def test_conversations_in_shared_calls_are_as_alone(
         check_equal(decoded_together(BatchedDecoder(*models), prepared(pipe, options), 8), alone)
 
 
-@pytest.mark.parametrize("name", CI_KINDS)
+@pytest.mark.parametrize("name", IN_CI)
 def test_another_question_to_a_page_computes_the_question_alone(
     picture_pipe: Opener, name: str
 ) -> None:
@@ -266,5 +266,5 @@ def test_another_question_to_a_page_computes_the_question_alone(
 
 
 def test_text_alone_is_transformers(picture_pipe: Opener, picture_reference: References) -> None:
-    for name in CI_KINDS:
+    for name in IN_CI:
         check_searches(picture_pipe(name), picture_reference(name), asked())

@@ -12,6 +12,7 @@ from dsbd_runtime.parts.given_rows import GivenRows
 from scripts.picture_checkpoints import PICTURE_MODELS, write_picture_model
 from tests.exports import export_quietly
 from tests.given.shown_pictures import (
+    IN_CI,
     PictureModel,
     entry_of,
     export_kind,
@@ -22,7 +23,6 @@ from tests.given.shown_pictures import (
 from tests.given.test_sharing import check_equal
 from tests.robustness.preempting import TALLY, ForcedPreemptions
 
-QUICK = ("idefics3", "qwen3_vl")
 ENCODER_LIMIT, LOGIT_LIMIT, SCORE_LIMIT = 1e-5, 2e-5, 1e-5
 SIZES = [(8, 8), (40, 90), (150, 60), (200, 64), (33, 250), (31, 31)]
 SHOWN = [[(40, 90)], [(150, 60)], [(64, 64), (33, 120)]]  # the last: two pictures in a prompt
@@ -43,7 +43,7 @@ def table():
 
 
 NAMES = [
-    pytest.param(name, marks=() if name in QUICK else pytest.mark.long) for name in PICTURE_MODELS
+    pytest.param(name, marks=() if name in IN_CI else pytest.mark.long) for name in PICTURE_MODELS
 ]
 
 

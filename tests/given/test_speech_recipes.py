@@ -29,7 +29,7 @@ from tests.openai_server.running_server import MODEL, running_server
 from tests.speech.audio_files import FLOAT, wav_bytes
 from tests.speech.sounds import RATE, noise, speech_like
 
-IN_CI = ("granite_speech", "qwen2_audio")
+IN_CI = ("granite_speech",)
 FEW = {"num_beams": 2, "max_new_tokens": 10}
 GRANITE = "can you transcribe the speech into a written format?"
 USER_TEXTS = [

@@ -155,7 +155,7 @@ def test_long_sound_is_cut_at_quiet_places(given_pipe: Pipeline) -> None:
 
 def test_parts_are_those_of_coheres_extractor() -> None:
     extractor = transformers.CohereAsrFeatureExtractor()
-    for seconds, seed in ((34.0, 0), (35.0, 0), (36.0, 1), (71.3, 2), (200.0, 3)):
+    for seconds, seed in ((34.0, 0), (35.0, 0), (36.0, 1), (71.3, 2)):
         samples = speech_like(seconds, seed)
         chunks = extractor._split_audio_chunks_energy(torch.from_numpy(samples))
         parts = list(quiet_parts(samples, RATE, 35 * RATE))

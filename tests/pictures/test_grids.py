@@ -1,5 +1,6 @@
 """Grids against transformers' processors and models: sizes, patches, taps and positions."""
 
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -7,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers.models.glm46v.image_processing_pil_glm46v import Glm46VImageProcessorPil
 from transformers.models.paddleocr_vl.image_processing_pil_paddleocr_vl import (
     PaddleOCRVLImageProcessorPil,
 )
@@ -43,12 +43,8 @@ def processor_and_entry(kind: str, least: int | None = None, most: int | None = 
     made, sizing, positions = {
         "qwen3_vl": (partial(Qwen2VLImageProcessorPil, patch_size=16), "area", (48, True)),
         "paddleocr_vl": (PaddleOCRVLImageProcessorPil, "area-from-units", (27, False)),
-        "glm_ocr": (Glm46VImageProcessorPil, "area-from-one-unit", (None, False)),
     }[kind]
-    frames = 2 if kind == "glm_ocr" else 1  # its areas are those of two frames
-    size = (
-        {"size": {"shortest_edge": least * frames, "longest_edge": most * frames}} if most else {}
-    )
+    size = {"size": {"shortest_edge": least, "longest_edge": most}} if most else {}
     processor = made(**size)
     entry = GridPicture(
         resample=int(processor.resample),
@@ -58,8 +54,8 @@ def processor_and_entry(kind: str, least: int | None = None, most: int | None = 
         patch_size=processor.patch_size,
         merge_size=processor.merge_size,
         sizing=sizing,
-        least_pixels=processor.size["shortest_edge"] // frames,
-        most_pixels=processor.size["longest_edge"] // frames,
+        least_pixels=processor.size["shortest_edge"],
+        most_pixels=processor.size["longest_edge"],
         positions_side=positions[0],
         align_corners=positions[1],
     )
@@ -87,7 +83,7 @@ def check(kind: str, size: tuple[int, int], *limits: int) -> None:
     assert entry.num_rows(size) == piece.num_rows == len(patches) // MERGE**2
 
 
-KINDS = ["qwen3_vl", "paddleocr_vl", "glm_ocr"]
+KINDS = ["qwen3_vl", "paddleocr_vl"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -105,7 +101,7 @@ def test_grids_of_many_sizes(kind: str) -> None:
             assert entry.num_rows(size) * MERGE**2 == num_patches
 
 
-@pytest.mark.parametrize("kind", ["qwen3_vl", "paddleocr_vl"])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("grid", [(2, 2), (4, 6), (54, 8), (96, 100), (400, 2)])
 def test_taps_into_learned_positions(kind: str, grid: tuple[int, int]) -> None:
     """Equal to the bit, in the order of squares for both kinds."""
@@ -121,21 +117,19 @@ def test_taps_into_learned_positions(kind: str, grid: tuple[int, int]) -> None:
     assert np.array_equal(piece.inputs["tap_weights"], weights.numpy())
 
 
+def with_four(entry: GridPicture) -> GridPicture:
+    return replace(entry, positions_side=4)
+
+
 def test_taps_of_the_docstring() -> None:
     _, entry = processor_and_entry("paddleocr_vl")
-    taps, weights = entry._taps(np.arange(2), 2, 4)
+    taps, weights = with_four(entry)._taps(np.arange(2), 2)
     assert taps.tolist() == [[0, 1], [2, 3]] and weights.tolist() == [[0.5, 0.5], [0.5, 0.5]]
     _, entry = processor_and_entry("qwen3_vl")
-    taps, weights = entry._taps(np.arange(2), 2, 4)
+    taps, weights = with_four(entry)._taps(np.arange(2), 2)
     assert taps.tolist() == [[0, 1], [3, 3]] and weights.tolist() == [[1, 0], [1, 0]]
-    taps, weights = entry._taps(np.arange(1), 1, 4)  # of squares of one patch
+    taps, weights = with_four(entry)._taps(np.arange(1), 1)  # of squares of one patch
     assert taps.tolist() == [[0, 1]] and weights.tolist() == [[1, 0]]
-
-
-def test_positions_that_are_not_learned_have_no_taps() -> None:
-    _, entry = processor_and_entry("glm_ocr")
-    [piece] = entry.pieces(np.zeros((56, 84, 3), np.uint8))
-    assert set(piece.inputs) == set(entry.encoder_inputs) == {"patches", "coords"}
 
 
 def reference_positions(model: Any, token_ids: list[int], grids: list[Any]) -> np.ndarray:

@@ -13,8 +13,8 @@ import pytest
 from dsbd_ort.media_prompts import MediaPrompt, MediaReader
 from dsbd_runtime.bundle_files.bundle import Bundle
 from dsbd_runtime.errors import CapacityError, InputError
-from dsbd_runtime.parts.given_medium import ChunkedSound
 from dsbd_runtime.parts.given_prompt import GivenPrompt
+from dsbd_runtime.parts.given_sound import ChunkedSound
 from dsbd_runtime.text.chat_template import ChatTemplate
 from dsbd_runtime.text.tokenizer import Tokenizer
 from scripts.qwen3_asr_checkpoint import (

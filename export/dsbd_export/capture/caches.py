@@ -5,6 +5,7 @@ heads, widths and values are those of the model's layers.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from dsbd_export.checkpoints.checkpoint import Checkpoint, quiet_libraries
 from dsbd_export.checkpoints.model_loading import cache_name
 from dsbd_export.config import OPSET
 from dsbd_export.errors import ExportError, own_error_in, reason_of
-from dsbd_export.parity_cases import ComputeIn, num_drawn, text_case
+from dsbd_export.parity_cases import ComputeIn, ForestCase, num_drawn, text_case
 from dsbd_runtime.parts.cache_entries import (
     ATTENTION_ROWS,
     CONVOLUTION_ROWS,
@@ -212,17 +213,19 @@ def probed_caches(
 
 
 def largest_values(
-    model: PreTrainedModel, checkpoint: Checkpoint
+    model: PreTrainedModel, checkpoint: Checkpoint, more: Sequence[ForestCase] = ()
 ) -> dict[int, NDArray[np.float32]]:
-    """Return the largest magnitudes of values, (Hkv, D) by layer, in text and random tokens."""
-    text = text_case(checkpoint).node_ids
-    noise = np.random.default_rng(0).integers(0, num_drawn(checkpoint), len(text), dtype=np.int64)
+    """Return the largest magnitudes of values, (Hkv, D) by layer, in text, random tokens, more."""
+    text = text_case(checkpoint)
+    size = len(text.node_ids)
+    noise = np.random.default_rng(0).integers(0, num_drawn(checkpoint), size, dtype=np.int64)
     seen: dict[int, NDArray[np.float32]] = {}
-    for token_ids in (text, noise):
+    for case in (text, replace(text, node_ids=noise), *more):
         cache = RecordingCache()
+        ids = torch.from_numpy(np.concatenate([case.prefix_ids, case.node_ids])[None])
+        inputs = {"input_ids": ids, **case.arguments_of(ids), cache_name(model): cache}
         with torch.no_grad(), ComputeIn(torch.float32):
-            ids = torch.from_numpy(token_ids[None])
-            model(input_ids=ids, use_cache=True, **{cache_name(model): cache})
+            model(**inputs, use_cache=True)
         for layer, (_, values) in cache.rows.items():
             found = values.abs().amax((0, 2)).numpy()
             seen[layer] = np.maximum(seen.get(layer, found), found)

@@ -19,8 +19,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer
-
 from dsbd_export.checkpoints.checkpoint_files import json_object_or_none
 from dsbd_export.checkpoints.ctranslate2_file import (
     EMBEDDINGS,
@@ -30,7 +28,7 @@ from dsbd_export.checkpoints.ctranslate2_file import (
     read_ctranslate2_file,
 )
 from dsbd_export.errors import ExportError, reason_of
-from dsbd_export.tokenizers.older_tokenizers import SENTENCEPIECE_FILE, load_folder
+from dsbd_export.tokenizers.older_tokenizers import sentencepiece_content, tokenizer_of_pieces
 from dsbd_export.tokenizers.tokenizer_files import id_by_token, tokenizer_content
 
 _WEIGHTS, _CONFIG, _GENERATION = "model.bin", "config.json", "generation_config.json"
@@ -130,21 +128,14 @@ def _write_sentencepiece(file: Path, output: Path, said: dict[str, Any], tokens:
 
     Pieces that the vocabulary lacks are left out.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        shutil.copyfile(file, Path(folder) / SENTENCEPIECE_FILE)
-        built = load_folder(Path(folder), local_files_only=True).backend_tokenizer
-    content = json.loads(built.to_str())
+    content = sentencepiece_content(file)
     unknown = said.get("unk_token", "<unk>")
-    if content["model"]["type"] != "Unigram" or unknown not in tokens or said.get("add_source_eos"):
+    if unknown not in tokens or said.get("add_source_eos"):
         raise ExportError(
-            f"{file} cannot be used, expected a Unigram model, a vocabulary with {unknown}, and "
-            "sources without an end (add_source_eos false); choose another model"
+            f"{file} cannot be used, expected a vocabulary with {unknown}, and sources without an "
+            "end (add_source_eos false); choose another model"
         )
-    scores = dict(content["model"]["vocab"])
-    lowest = min(scores.values())
-    vocabulary = [[token, scores.get(token, lowest)] for token in tokens]
-    content["model"] |= {"vocab": vocabulary, "unk_id": tokens.index(unknown)}
-    tokenizer = Tokenizer.from_str(json.dumps({**content, "added_tokens": []}))
+    tokenizer = tokenizer_of_pieces(content, tokens, tokens.index(unknown))
     names = [unknown, said.get("bos_token", "<s>"), said.get("eos_token", "</s>")]
     tokenizer.add_special_tokens([token for token in names if token in tokens])
     tokenizer.save(str(output))

@@ -26,7 +26,6 @@ from dsbd_export.capture.forest_graph import (
     Example,
     ExportContract,
     ExportPart,
-    captured_graph,
 )
 from dsbd_export.capture.source_attention import (
     DistanceBiases,
@@ -43,9 +42,7 @@ from dsbd_export.errors import ExportError
 from dsbd_export.model_source import EngineGraph, ModelSource
 from dsbd_export.parity_cases import TREE, ComputeIn, ForestCase, forest_cases, num_drawn, text_case
 from dsbd_export.parts.sources import entry_of, heard_sounds
-from dsbd_export.passes.optimize import optimize_graph
 from dsbd_export.progress import Report
-from dsbd_runtime.bundle_files.bundle import ENCODER_FILE, ENCODER_WEIGHTS_FILE
 from dsbd_runtime.parts.encoder_entry import HIDDEN_STATES, SOURCE_IDS, EncoderEntry
 from dsbd_runtime.parts.source_values import SourceValues
 
@@ -137,7 +134,7 @@ def source_cases(checkpoint: Checkpoint) -> list[ForestCase]:
         forests = [*forest_cases(checkpoint), text_case(checkpoint)]
         sources = fixed_sources(checkpoint)
         return [
-            _with_values(case, sources[index * len(sources) // len(forests)], checkpoint)
+            _with_source(case, sources[index * len(sources) // len(forests)], checkpoint)
             for index, case in enumerate(forests)
         ]
     rng = np.random.default_rng(1)
@@ -156,7 +153,7 @@ def source_cases(checkpoint: Checkpoint) -> list[ForestCase]:
 def with_own_source(case: ForestCase, checkpoint: Checkpoint) -> ForestCase:
     """Return a case whose source is its own text, or a sound or picture."""
     if entry_of(checkpoint).fixed is not None:
-        return _with_values(case, fixed_sources(checkpoint)[1], checkpoint)
+        return _with_source(case, fixed_sources(checkpoint)[1], checkpoint)
     return _with_source(case, case.node_ids, checkpoint)
 
 
@@ -169,32 +166,22 @@ def fixed_sources(checkpoint: Checkpoint) -> Sequence[SourceValues]:
     return heard_sounds(encoder.speech)
 
 
-def _with_values(case: ForestCase, values: SourceValues, checkpoint: Checkpoint) -> ForestCase:
-    case = dataclasses.replace(case, values=values)
-    return case if entry_of(checkpoint).picture is None else _without_padding(case, checkpoint)
-
-
 def _with_source(
-    case: ForestCase, source_ids: NDArray[np.int64], checkpoint: Checkpoint
+    case: ForestCase, source: NDArray[np.int64] | SourceValues, checkpoint: Checkpoint
 ) -> ForestCase:
-    """Return a case with a source, both without padding: no request has padding in its source."""
-    source = source_ids[: entry_of(checkpoint).context_length]
-    return _without_padding(dataclasses.replace(case, source_ids=source), checkpoint)
-
-
-def _without_padding(case: ForestCase, checkpoint: Checkpoint) -> ForestCase:
+    """Return a case with a source, both without padding: no request has any."""
     padding = checkpoint.config.pad_token_id
     other = 0 if padding != 0 else 1
 
     def without(ids: NDArray[np.int64]) -> NDArray[np.int64]:
         return np.where(ids == padding, other, ids)
 
-    return dataclasses.replace(
-        case,
-        source_ids=None if case.source_ids is None else without(case.source_ids),
-        prefix_ids=without(case.prefix_ids),
-        node_ids=without(case.node_ids),
-    )
+    prefix, nodes = without(case.prefix_ids), without(case.node_ids)
+    case = dataclasses.replace(case, prefix_ids=prefix, node_ids=nodes)
+    if isinstance(source, SourceValues):
+        return dataclasses.replace(case, values=source)
+    source_ids = without(source[: entry_of(checkpoint).context_length])
+    return dataclasses.replace(case, source_ids=source_ids)
 
 
 class EncoderGraph(nn.Module):
@@ -284,10 +271,7 @@ class EncoderDecoderSource(ModelSource):
         self._prepare(model)
         module = EncoderGraph(model, entry_of(self._checkpoint))
         contract = encoder_contract(self._checkpoint)
-        phase = "capturing the encoder"
-        encoder = captured_graph(module, self._checkpoint, contract, report, phase)
-        optimize_graph(encoder)
-        return [*graphs, EngineGraph(encoder, ENCODER_FILE, ENCODER_WEIGHTS_FILE, "encoder")]
+        return [*graphs, self.capture_encoder(module, contract, report)]
 
     def _prepare(self, model: Any) -> AttentionForm | None:
         """See ModelSource; None if masks are parts of biases."""

@@ -6,14 +6,20 @@ import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 
+from transformers import PreTrainedConfig
+
 from dsbd_export.checkpoints.checkpoint import Checkpoint
 from dsbd_export.checkpoints.checkpoint_files import json_object_or_none
 from dsbd_export.checkpoints.model_config import CheckpointFiles, read_decoder
 from dsbd_export.config import DraftedOptions, ExportConfig, ModelOptions
 from dsbd_export.errors import ExportError
 from dsbd_export.given_prompt.kinds import GIVEN_KINDS, GivenKind
+from dsbd_export.given_prompt.processor_files import refused
 from dsbd_runtime.bundle_files.bundle import ModelEntry
 from dsbd_runtime.errors import BundleError
+from dsbd_runtime.parts.given_grid import GridPicture
+from dsbd_runtime.parts.given_medium import MediumEntry
+from dsbd_runtime.parts.given_picture import GivenPicture
 from dsbd_runtime.parts.given_rows import GivenEntry
 from dsbd_runtime.text.chat_template import ChatTemplate
 from dsbd_runtime.typed_json import typed
@@ -51,21 +57,28 @@ def read_given_prompt(files: CheckpointFiles) -> GivenCheckpoint:
     """Return the description of a model; raise ExportError if it is not supported."""
     checkpoint = read_decoder(files)
     _check_options(checkpoint, files.options)
-    found = dataclasses.asdict(GIVEN_KINDS[checkpoint.family].entry(files))
+    found = _entry(GIVEN_KINDS[checkpoint.family].entry(files), files.config)
     try:
-        given = typed(GivenEntry, found, "the config")
+        given = typed(GivenEntry, dataclasses.asdict(found), "the config")
         given.check(checkpoint.vocab_size, len(checkpoint.layer_masks), "the config")
     except BundleError as error:
         reason = str(error).removesuffix("; export the bundle again")
-        raise ExportError(
-            f"the {files.role} at {files.folder} cannot be exported: {reason}; check config.json"
-        ) from error
+        raise refused(files, f"{reason}; check config.json") from error
     if files.role == "target":
         _check_template(files)
-    fields = {
-        field.name: getattr(checkpoint, field.name) for field in dataclasses.fields(Checkpoint)
-    }
-    return GivenCheckpoint(**fields, given=given)
+    return GivenCheckpoint(**vars(checkpoint), given=given)
+
+
+def _entry(medium: MediumEntry, config: PreTrainedConfig) -> GivenEntry:
+    is_picture = isinstance(medium, GivenPicture)
+    levels = getattr(config.vision_config, "deepstack_visual_indexes", ()) if is_picture else ()
+    return GivenEntry(
+        placeholder_token_id=config.image_token_id if is_picture else config.audio_token_id,
+        width=config.get_text_config().hidden_size,
+        levels=len(levels),
+        position_axes=3 if isinstance(medium, GridPicture) else 1,  # time, height, width
+        medium=medium,
+    )
 
 
 def _check_options(checkpoint: Checkpoint, options: ModelOptions) -> None:

@@ -6,14 +6,12 @@ The head spells what the encoder hears; its text is a draft for the language mod
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 from peft.utils.save_and_load import load_peft_weights
 from torch import Tensor, nn
 
-from dsbd_export.capture.forest_graph import Axis, Example
 from dsbd_export.capture.replacements import attention_node
 from dsbd_export.checkpoints.adapter import read_adapter
 from dsbd_export.checkpoints.adapter_files import BY_HAND, CONFIG_FILE
@@ -21,54 +19,48 @@ from dsbd_export.checkpoints.checkpoint import Checkpoint
 from dsbd_export.checkpoints.checkpoint_files import json_object_or_none
 from dsbd_export.checkpoints.model_config import CheckpointFiles
 from dsbd_export.errors import ExportError
-from dsbd_export.given_prompt.media import Medium
-from dsbd_export.given_prompt.sounds import extractor_settings, gate_features
-from dsbd_export.given_prompt.whole_attention import attend_to_all
+from dsbd_export.given_prompt.encoders import attend_to_all
+from dsbd_export.given_prompt.media import CALL_ROWS, Medium, drawn_features
+from dsbd_export.given_prompt.processor_files import refused, sound_settings
 from dsbd_runtime.parts.encoder_entry import INPUT_FEATURES
-from dsbd_runtime.parts.given_rows import GivenEntry
-from dsbd_runtime.parts.given_sound import IS_FRAME, WINDOW_PAIRS, StackedSound
+from dsbd_runtime.parts.given_sound import StackedSound
 
-READ_AS = 0
-"""The token that a generated placeholder is read as."""
-
-_SOUND = {  # by names of this package: transformers' names and defaults
-    "sampling_rate": ("sampling_rate", 16_000),
-    "n_fft": ("n_fft", 512),
-    "window_length": ("win_length", 400),
-    "hop_length": ("hop_length", 160),
+_NOT_USED: tuple[object, ...] = (None, False, "none", {})
+_PLAIN = {  # settings of an adapter that is nothing but products of two matrices, of one rank
+    "peft_type": ("LORA",),
+    "use_dora": _NOT_USED,
+    "bias": _NOT_USED,
+    "rank_pattern": _NOT_USED,
+    "alpha_pattern": _NOT_USED,
+    "modules_to_save": _NOT_USED,
 }
-# settings of an adapter that is more than products of two matrices, of one rank
-_NOT_PLAIN = ("use_dora", "bias", "rank_pattern", "alpha_pattern", "modules_to_save")
 _LEAST_CHARACTERS = 256  # of a head that spells Latin-1; what smaller ones spell is not published
 _HIDDEN = -3e4  # added to the attention to padding
 
 
-def given_entry(files: CheckpointFiles) -> GivenEntry:
+def sound_of(files: CheckpointFiles) -> StackedSound:
     """Return the entry of a checkpoint; raise ExportError if it contradicts itself."""
     config = files.config
     if config.has_lora_adapter and not (files.folder / CONFIG_FILE).is_file():
-        raise ExportError(
-            f"the {files.role} at {files.folder} has no adapter ({CONFIG_FILE}), which its "
-            "config.json says that it has (has_lora_adapter); copy it from the checkpoint"
+        raise refused(
+            files,
+            f"it has no adapter ({CONFIG_FILE}), but its config.json says so (has_lora_adapter); "
+            "copy it from the checkpoint",
         )
     encoder, num_mels = config.encoder_config, config.encoder_config.input_dim // 2
-    settings = extractor_settings(files, num_mels, "n_mels")
+    settings = sound_settings(files, "n_mels", num_mels, n_fft=512, win_length=400)
     spells = encoder.output_dim >= _LEAST_CHARACTERS
-    sound = StackedSound(
+    return StackedSound(
         recipe=config.model_type,
+        sampling_rate=settings["sampling_rate"],
         num_mels=num_mels,
+        n_fft=settings["n_fft"],
+        window_length=settings["win_length"],
+        hop_length=settings["hop_length"],
         block_pairs=encoder.context_size,
         window_pairs=config.window_size,
         window_rows=config.window_size // config.downsample_rate,
         num_characters=encoder.output_dim if spells else 0,
-        **{ours: settings.get(name, default) for ours, (name, default) in _SOUND.items()},
-    )
-    return GivenEntry(
-        placeholder_token_id=config.audio_token_id,
-        width=config.get_text_config().hidden_size,
-        levels=0,
-        position_axes=1,
-        medium=sound,
     )
 
 
@@ -77,13 +69,11 @@ def merge_own_adapter(model: Any, checkpoint: Checkpoint) -> None:
     folder = checkpoint.folder
     if not (folder / CONFIG_FILE).is_file():
         return
-    kind = read_adapter(str(folder), folder).kind
+    read_adapter(str(folder), folder)  # checks it
     settings = json_object_or_none(folder / CONFIG_FILE) or {}
-    refused = [f"peft_type {kind}"] if kind != "LORA" else []
-    refused += [name for name in _NOT_PLAIN if settings.get(name) not in (None, False, "none", {})]
-    if refused:
+    if others := [name for name, known in _PLAIN.items() if settings.get(name) not in known]:
         raise ExportError(
-            f"the adapter at {folder} has {refused[0]}, expected a plain LoRA; {BY_HAND}"
+            f"the adapter at {folder} has {others[0]}, expected a plain LoRA; {BY_HAND}"
         )
     rank = settings["r"]
     scale = settings["lora_alpha"] / (rank**0.5 if settings.get("use_rslora") else rank)
@@ -104,18 +94,6 @@ def merge_own_adapter(model: Any, checkpoint: Checkpoint) -> None:
                 f"the adapter at {folder} has the weight {name}, which does not fit the language "
                 f"model of the checkpoint ({error}); copy it again"
             ) from error
-
-
-def examples(given: GivenEntry) -> dict[str, Example]:
-    """See GivenKind."""
-    sound = _sound_of(given)
-    blocks = Axis("B", 2)
-    shape = (blocks, sound.block_pairs, 2 * sound.num_mels)
-    return {
-        INPUT_FEATURES: Example(shape, torch.float32),
-        IS_FRAME: Example(shape[:2], torch.bool),
-        WINDOW_PAIRS: Example((Axis("Q", 3), sound.window_pairs)),
-    }
 
 
 class ConformerEncoder(nn.Module):
@@ -183,30 +161,15 @@ def _convolved(convolution: Any, states: Tensor, is_frame: Tensor) -> Tensor:
     return found
 
 
-def own_rows(model: Any, arguments: Mapping[str, Tensor]) -> Tensor:
-    """See GivenKind."""
-    rows: Tensor = model.get_audio_features(**arguments, return_dict=True).pooler_output[0]
-    return rows
-
-
-def gate_media(given: GivenEntry) -> list[Medium]:
+def gate_media(sound: StackedSound) -> list[Medium]:
     """Return a part of a window, silence, tones over a block's end, noise for several calls."""
-    sound = _sound_of(given)
     block, window = 2 * sound.block_pairs, 2 * sound.window_pairs
-    num_long = -(-_CALL_ROWS // sound.window_rows) * window + window // 2
-    found = gate_features(sound.num_mels, window // 2, block + window // 2, num_long)
+    num_long = -(-CALL_ROWS // sound.window_rows) * window + window // 2
     media = []
-    for name, features in found.items():
+    drawn = drawn_features(sound.num_mels, window // 2, block + window // 2, num_long)
+    for name, features in drawn.items():
         num_pairs = features.shape[1] // 2
         stacked = features[:, : 2 * num_pairs].T.reshape(1, num_pairs, -1)
         arguments = {INPUT_FEATURES: torch.from_numpy(stacked.copy())}
         media.append(Medium(name=name, pieces=sound.pieces(features), arguments=arguments))
     return media
-
-
-_CALL_ROWS = 256  # of an engine: the longest sound reaches into a second call
-
-
-def _sound_of(given: GivenEntry) -> StackedSound:
-    assert isinstance(given.medium, StackedSound)  # as ``given_entry`` returns
-    return given.medium

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,87 +16,47 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from dsbd_export.capture.forest_graph import Axis, Example
 from dsbd_export.checkpoints.model_config import CheckpointFiles
-from dsbd_export.given_prompt.media import Medium, side_by_side
-from dsbd_export.given_prompt.picture_files import (
-    BICUBIC,
-    CLIP,
-    check_alike,
-    given_of,
-    picture_settings,
-    values_of_pixels,
-)
-from dsbd_export.given_prompt.whole_attention import attend_to_all
+from dsbd_export.given_prompt.encoders import attend_to_all
+from dsbd_export.given_prompt.media import Medium, drawn_pictures, side_by_side
+from dsbd_export.given_prompt.processor_files import check_alike, picture_settings, values_of_pixels
 from dsbd_forward.rows import Ints
 from dsbd_runtime.parts.given_grid import COORDS, PATCHES, GridPicture
-from dsbd_runtime.parts.given_rows import GivenEntry
-from dsbd_runtime.parts.part import FLOAT32, INT64
 
 ValuesOf = Callable[[NDArray[np.float32], Ints], NDArray[np.float32]]
 
-_DTYPES = {FLOAT32: torch.float32, INT64: torch.int64}
-_AXES = 3
-_SIDES = {"patch_size": ("patch_size", 14), "merge_size": ("spatial_merge_size", 2)}
-_PIXELS = ("min_pixels", "shortest_edge"), ("max_pixels", "longest_edge")
 
-
-def paddleocr_vl_entry(files: CheckpointFiles) -> GivenEntry:
+def paddleocr_vl_picture(files: CheckpointFiles) -> GridPicture:
     """See GivenKind."""
     vision = files.config.vision_config
     side = vision.image_size // vision.patch_size
-    return _entry(files, "area-from-units", (384**2, 1536**2), positions_side=side)
+    return _picture(files, "area-from-units", (384**2, 1536**2), positions_side=side)
 
 
-def qwen3_vl_entry(files: CheckpointFiles) -> GivenEntry:
+def qwen3_vl_picture(files: CheckpointFiles) -> GridPicture:
     """See GivenKind."""
-    vision = files.config.vision_config
-    return _entry(
-        files,
-        "area",
-        (56**2, 28**2 * 1280),
-        levels=len(vision.deepstack_visual_indexes),
-        positions_side=math.isqrt(vision.num_position_embeddings),
-        align_corners=True,
-    )
+    side = math.isqrt(files.config.vision_config.num_position_embeddings)
+    pixels = (56**2, 28**2 * 1280)
+    return _picture(files, "area", pixels, positions_side=side, align_corners=True)
 
 
-def _entry(
-    files: CheckpointFiles,
-    sizing: str,
-    pixels: tuple[int, int],
-    *,
-    levels: int = 0,
-    **positions: Any,
-) -> GivenEntry:
+def _picture(
+    files: CheckpointFiles, sizing: str, pixels: tuple[int, int], **positions: Any
+) -> GridPicture:
     """Return the entry; ``pixels``: least and most, where the files of pictures have none."""
     settings, vision = picture_settings(files), files.config.vision_config
-    for name, (own, default) in _SIDES.items():
-        check_alike(files, name, settings.get(name, default), getattr(vision, own))
-    size = settings.get("size") or {}
-    least, most = (
-        settings.get(older) or size.get(name, default)
-        for (older, name), default in zip(_PIXELS, pixels, strict=True)
-    )
-    picture = GridPicture(
-        **values_of_pixels(settings, BICUBIC, CLIP),
+    check_alike(files, "patch_size", settings.get("patch_size", 14), vision.patch_size)
+    check_alike(files, "merge_size", settings.get("merge_size", 2), vision.spatial_merge_size)
+    size, (least, most) = settings.get("size") or {}, pixels
+    return GridPicture(
+        **values_of_pixels(settings),
         patch_size=vision.patch_size,
         merge_size=vision.spatial_merge_size,
         sizing=sizing,
-        least_pixels=least,
-        most_pixels=most,
+        least_pixels=settings.get("min_pixels") or size.get("shortest_edge", least),
+        most_pixels=settings.get("max_pixels") or size.get("longest_edge", most),
         **positions,
     )
-    return given_of(files, picture, levels=levels, position_axes=_AXES)
-
-
-def examples(given: GivenEntry) -> dict[str, Example]:
-    """See GivenKind."""
-    patches, specs = Axis("N", 12), given.medium.encoder_inputs
-    return {
-        name: Example((patches, cast(int, spec.shape[1])), _DTYPES[spec.type])
-        for name, spec in specs.items()
-    }
 
 
 class PaddleOCRVLEncoder(nn.Module):
@@ -108,7 +68,7 @@ class PaddleOCRVLEncoder(nn.Module):
         attend_to_all(self.vision.config)
 
     def forward(self, tensors: list[Tensor]) -> list[Tensor]:
-        """Return [(E, W)] of the inputs of ``examples``."""
+        """Return [(E, W)] of the inputs of ``GridPicture``."""
         patches, coords, taps, tap_weights = tensors
         embeddings, projector = self.vision.embeddings, self.projector
         of_patch = embeddings.patch_embedding
@@ -131,7 +91,7 @@ class QwenVLEncoder(nn.Module):
         attend_to_all(self.vision.config)
 
     def forward(self, tensors: list[Tensor]) -> list[Tensor]:
-        """Return [(E, (1 + K) W)] of the inputs of ``examples``."""
+        """Return [(E, (1 + K) W)] of the inputs of ``GridPicture``."""
         patches, coords, taps, tap_weights = tensors
         config = self.vision.config
         of_colors = patches.view(-1, config.in_channels, 1, config.patch_size**2)
@@ -147,32 +107,24 @@ class QwenVLEncoder(nn.Module):
         return [torch.cat([found.pooler_output, *found.deepstack_features], dim=1)]
 
 
-_GRIDS = {"page of lines": (3, 4), "white": (2, 5), "noise": (1, 1), "long noise": (16, 17)}
-# rows of pictures of the gate: more than the 256 of one call, at the end
+_GRIDS = ((3, 4), (2, 5), (1, 1), (16, 17))  # rows of pictures: the last has more than CALL_ROWS
 
 
-def gate_media(given: GivenEntry, values_of: ValuesOf) -> list[Medium]:
+def gate_media(picture: GridPicture, values_of: ValuesOf) -> list[Medium]:
     """Return a page, white, noise, two pictures in a prompt, and a noise for several calls.
 
     values_of: returns what the model's own forward reads of patches and their coordinates.
     """
-    picture, rng = given.medium, np.random.default_rng(5)
-    assert isinstance(picture, GridPicture)  # as ``_entry`` returns
-    size, merge = picture.patch_size, picture.merge_size
-    lines = np.tile(np.where(np.arange(size**2) // size % 4 < 2, 1.0, -1.0), 3)
-    media = []
-    for name, (rows, columns) in _GRIDS.items():
-        patches = rng.normal(size=(rows * columns * merge**2, len(lines)))
-        if name == "white":
-            patches = np.ones_like(patches)
-        elif name == "page of lines":
-            patches = np.where(patches[:, :1] < 0.5, lines, 1.0)
-        piece = picture.piece(patches.astype(np.float32), rows * merge, columns * merge)
+    unit, merge, media = picture.unit, picture.merge_size, []
+    drawn = drawn_pictures(*((rows * unit, columns * unit) for rows, columns in _GRIDS))
+    for (name, pixels), (rows, columns) in zip(drawn.items(), _GRIDS, strict=True):
+        [piece] = pieces = picture.pieces(pixels)
         values = torch.from_numpy(values_of(piece.inputs[PATCHES], piece.inputs[COORDS]))
         grid = torch.tensor([[1, rows * merge, columns * merge]])
         arguments = {"pixel_values": values, "image_grid_thw": grid}
-        medium = Medium(name=name, pieces=[piece], arguments=arguments, grids=[(1, rows, columns)])
-        media.append(medium)
+        media.append(
+            Medium(name=name, pieces=pieces, arguments=arguments, grids=[(1, rows, columns)])
+        )
     return [*media[:-1], side_by_side(media[:2], axis=0), media[-1]]
 
 

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dsbd_export.capture.caches import RecordingCache
+from dsbd_export.capture.caches import largest_values
 from dsbd_export.capture.forest_graph import (
     NODES,
     Axis,
@@ -22,16 +22,13 @@ from dsbd_export.capture.forest_graph import (
     ExportPart,
     Hook,
     Made,
-    captured_graph,
 )
-from dsbd_export.checkpoints.checkpoint import Checkpoint
-from dsbd_export.checkpoints.model_loading import cache_name, load_model, reference_dtype
+from dsbd_export.checkpoints.model_loading import load_model, reference_dtype
 from dsbd_export.config import ModelOptions
 from dsbd_export.errors import ExportError
 from dsbd_export.gate.parity_engine import as_export_errors, parity_engine
 from dsbd_export.given_prompt.checkpoint import GivenCheckpoint
-from dsbd_export.given_prompt.kinds import GivenKind
-from dsbd_export.given_prompt.media import GivenCase, with_medium
+from dsbd_export.given_prompt.media import GivenCase, Medium, with_medium
 from dsbd_export.model_source import EngineGraph, ModelSource
 from dsbd_export.parity_cases import (
     PREFILL,
@@ -42,23 +39,25 @@ from dsbd_export.parity_cases import (
     forest_cases,
     text_case,
 )
-from dsbd_export.passes.optimize import optimize_graph
 from dsbd_export.progress import Report
-from dsbd_runtime.bundle_files.bundle import ENCODER_FILE, ENCODER_WEIGHTS_FILE
 from dsbd_runtime.parts.attention_rows import POSITION_IDS
 from dsbd_runtime.parts.given_encoder import GIVEN_EMBEDDINGS
-from dsbd_runtime.parts.given_rows import GIVEN_ROWS, GivenEntry, GivenRows
+from dsbd_runtime.parts.given_rows import GIVEN_ROWS, GivenRows
+from dsbd_runtime.parts.part import BOOL, FLOAT32, INT64, Tensors
 
 _LIMIT = 1e-4  # of the rows' own scale, in fp32: 5e-7 on tiny models
 _ROWS = Axis("E", 2, least=0)
+_DTYPES = {FLOAT32: torch.float32, INT64: torch.int64, BOOL: torch.bool}
+_SIZES = {"B": 2, "E": 7, "N": 12, "Q": 3, "T": 3}
+"""Lengths in captured examples, by the names of dynamic axes in entries of media."""
 
 
 class ExportedGivenRows(ExportPart):
     """Given rows of a call, which replace the embeddings of their tokens."""
 
-    def __init__(self, checkpoint: Checkpoint, given: GivenEntry, kind: GivenKind) -> None:
-        self._checkpoint, self._given, self._kind = checkpoint, given, kind
-        self._media = kind.media(given)
+    def __init__(self, checkpoint: GivenCheckpoint) -> None:
+        self._checkpoint, self._given, self._kind = checkpoint, checkpoint.given, checkpoint.kind
+        self._media = self._kind.media(self._given.medium)
         self._rows: list[NDArray[np.float32]] = []  # of each medium, by the model's own encoder
 
     def contract(self) -> ExportContract:
@@ -141,13 +140,20 @@ def added_after(layers: Sequence[Any], rows: Tensor, levels: Sequence[Tensor]) -
         yield
 
 
+def _examples(inputs: Tensors) -> dict[str, Example]:
+    return {
+        name: Example(
+            tuple(n if isinstance(n, int) else Axis(str(n), _SIZES[str(n)]) for n in spec.shape),
+            _DTYPES[spec.type],
+        )
+        for name, spec in inputs.items()
+    }
+
+
 class GivenPromptSource(ModelSource):
     """A language model with given rows in its prompts."""
 
-    def __init__(self, checkpoint: Checkpoint) -> None:
-        super().__init__(checkpoint)
-        assert isinstance(checkpoint, GivenCheckpoint)  # its kind was checked
-        self._checkpoint: GivenCheckpoint = checkpoint
+    _checkpoint: GivenCheckpoint
 
     def load(self, dtype: str, report: Report) -> Any:
         """See ModelSource; of the whole model no part is left out."""
@@ -159,36 +165,19 @@ class GivenPromptSource(ModelSource):
         return model
 
     def parts(self, options: ModelOptions) -> list[ExportPart]:
-        checkpoint = self._checkpoint
-        part = ExportedGivenRows(checkpoint, checkpoint.given, checkpoint.kind)
-        return [*super().parts(options), part]
+        return [*super().parts(options), ExportedGivenRows(self._checkpoint)]
 
     def capture(self, model: Any, parts: Sequence[ExportPart], report: Report) -> list[EngineGraph]:
         graphs = super().capture(model, parts, report)
-        checkpoint, kind = self._checkpoint, self._checkpoint.kind
-        examples = dict(kind.examples(checkpoint.given))
-        outputs = (GIVEN_EMBEDDINGS, *checkpoint.given.medium.encoder_outputs)
-        contract = ExportContract(inputs=examples, outputs=outputs)
-        module = kind.encoder(model)
-        encoder = captured_graph(module, checkpoint, contract, report, "capturing the encoder")
-        optimize_graph(encoder)
-        return [*graphs, EngineGraph(encoder, ENCODER_FILE, ENCODER_WEIGHTS_FILE, "encoder")]
+        medium = self._checkpoint.given.medium
+        outputs = (GIVEN_EMBEDDINGS, *medium.encoder_outputs)
+        contract = ExportContract(inputs=_examples(medium.encoder_inputs), outputs=outputs)
+        module = self._checkpoint.kind.encoder(model)
+        return [*graphs, self.capture_encoder(module, contract, report)]
 
     def largest_values(self, model: Any) -> dict[int, NDArray[np.float32]]:
         """See ModelSource; given rows may have larger values than any text."""
-        found, cache = super().largest_values(model), RecordingCache()
-        case = self._given_cases()[-1]
-        with torch.no_grad(), ComputeIn(torch.float32):
-            ids = torch.from_numpy(np.concatenate([case.prefix_ids, case.node_ids])[None])
-            model(
-                input_ids=ids,
-                use_cache=True,
-                **case.arguments_of(ids),
-                **{cache_name(model): cache},
-            )
-        for layer, (_, values) in cache.rows.items():
-            found[layer] = np.maximum(found[layer], values.abs().amax((0, 2)).numpy())
-        return found
+        return largest_values(model, self._checkpoint, self._given_cases()[-1:])
 
     def _cases(self) -> list[ForestCase]:
         checkpoint = self._checkpoint
@@ -214,5 +203,5 @@ class GivenPromptSource(ModelSource):
         case, media = super()._calibration_case(texts), self._media()
         return with_medium(case, media[-1], self._checkpoint.given.placeholder_token_id)
 
-    def _media(self) -> Any:
-        return self._checkpoint.kind.media(self._checkpoint.given)
+    def _media(self) -> list[Medium]:
+        return self._checkpoint.kind.media(self._checkpoint.given.medium)

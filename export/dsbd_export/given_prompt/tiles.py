@@ -12,59 +12,44 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dsbd_export.capture.forest_graph import Axis, Example
 from dsbd_export.checkpoints.model_config import CheckpointFiles
-from dsbd_export.given_prompt.media import Medium, side_by_side
-from dsbd_export.given_prompt.picture_files import (
-    BICUBIC,
-    CLIP,
+from dsbd_export.given_prompt.encoders import attend_to_all
+from dsbd_export.given_prompt.media import CALL_ROWS, Medium, drawn_pictures, side_by_side
+from dsbd_export.given_prompt.processor_files import (
     HALVES,
     LANCZOS,
     check_alike,
-    given_of,
     picture_settings,
     values_of_pixels,
 )
-from dsbd_export.given_prompt.whole_attention import attend_to_all
 from dsbd_runtime.parts.given_picture import PIXEL_VALUES, CanvasPicture, TiledPicture
-from dsbd_runtime.parts.given_prompt import GivenPiece
-from dsbd_runtime.parts.given_rows import GivenEntry
 
 
-def tiled_entry(files: CheckpointFiles) -> GivenEntry:
+def tiled_picture(files: CheckpointFiles) -> TiledPicture:
     """See GivenKind (Idefics3, SmolVLM)."""
     settings = picture_settings(files)
     tile_size = (settings.get("max_image_size") or {}).get("longest_edge", 364)
-    longest = (settings.get("size") or {}).get("longest_edge", 4 * 364)
-    picture = TiledPicture(
+    return TiledPicture(
         **values_of_pixels(settings, LANCZOS, HALVES),
         **_tile(files, tile_size, files.config.scale_factor),
-        longest_edge=longest,
+        longest_edge=(settings.get("size") or {}).get("longest_edge", 4 * 364),
     )
-    return given_of(files, picture)
 
 
-_CANVAS = {  # names and defaults of transformers by names of this package
-    "least_tiles": ("min_patches", 1),
-    "most_tiles": ("max_patches", 32),
-    "dense_most_tiles": ("dense_max_patches", 0),
-    "dense_most_scale": ("dense_max_scale", 0.0),
-    "dense_least_aspect": ("dense_min_aspect", 0.0),
-    "dense_most_aspect": ("dense_max_aspect", 0.0),
-}
-
-
-def canvas_entry(files: CheckpointFiles) -> GivenEntry:
+def canvas_picture(files: CheckpointFiles) -> CanvasPicture:
     """See GivenKind (GraniteDocling)."""
-    settings, vision = picture_settings(files), files.config.vision_config
+    settings = picture_settings(files)
     tile_size = (settings.get("size") or {}).get("height", 512)
-    tiles = {ours: settings.get(name, default) for ours, (name, default) in _CANVAS.items()}
-    picture = CanvasPicture(
-        **values_of_pixels(settings, BICUBIC, CLIP),
-        **_tile(files, tile_size, vision.scale_factor),
-        **tiles,
+    return CanvasPicture(
+        **values_of_pixels(settings),
+        **_tile(files, tile_size, files.config.vision_config.scale_factor),
+        least_tiles=settings.get("min_patches", 1),
+        most_tiles=settings.get("max_patches", 32),
+        dense_most_tiles=settings.get("dense_max_patches", 0),
+        dense_most_scale=settings.get("dense_max_scale", 0.0),
+        dense_least_aspect=settings.get("dense_min_aspect", 0.0),
+        dense_most_aspect=settings.get("dense_max_aspect", 0.0),
     )
-    return given_of(files, picture, levels=len(vision.deepstack_visual_indexes))
 
 
 def _tile(files: CheckpointFiles, tile_size: int, scale_factor: int) -> dict[str, Any]:
@@ -73,17 +58,6 @@ def _tile(files: CheckpointFiles, tile_size: int, scale_factor: int) -> dict[str
     check_alike(files, "the size of a tile", tile_size, vision.image_size)
     side = vision.image_size // vision.patch_size // scale_factor
     return {"tile_size": tile_size, "tile_rows": side**2}
-
-
-def examples(given: GivenEntry) -> dict[str, Example]:
-    """See GivenKind."""
-    size = _picture_of(given).tile_size
-    return {PIXEL_VALUES: Example((Axis("T", 3), 3, size, size), torch.float32)}
-
-
-def _picture_of(given: GivenEntry) -> TiledPicture | CanvasPicture:
-    assert isinstance(given.medium, TiledPicture | CanvasPicture)  # as entries have
-    return given.medium
 
 
 class TileEncoder(nn.Module):
@@ -137,26 +111,18 @@ class LevelledTileEncoder(nn.Module):
         return [torch.cat([rows, *levels], dim=1)]
 
 
-_TILES = {"page of lines": 3, "white": 1, "noise": 1}
-_CALL_ROWS = 256  # of an engine: the longest picture reaches into a second call
-
-
-def gate_media(given: GivenEntry, *, with_mask: bool = False) -> list[Medium]:
+def gate_media(picture: TiledPicture | CanvasPicture, *, with_mask: bool = False) -> list[Medium]:
     """Return a page, white, noise, two pictures in a prompt, and a noise for several calls.
 
     with_mask: whether the model's own forward is told which tiles are there.
     """
-    picture, rng = _picture_of(given), np.random.default_rng(5)
-    size, media = picture.tile_size, []
-    for name, number in {**_TILES, "long noise": _CALL_ROWS // picture.tile_rows + 1}.items():
-        tiles = rng.normal(size=(number, 3, size, size)).astype(np.float32)
-        if name == "white":
-            tiles[:] = 1
-        elif name == "page of lines":
-            tiles = np.where(np.arange(size)[:, None] % 8 < 3, np.sign(tiles), np.float32(1))
-        pieces = [GivenPiece({PIXEL_VALUES: tile[None]}, picture.tile_rows) for tile in tiles]
-        arguments = {PIXEL_VALUES: torch.from_numpy(tiles)[None]}
+    size, media = (picture.tile_size, picture.tile_size), []
+    numbers = (3, 1, 1, CALL_ROWS // picture.tile_rows + 1)
+    for name, tiles in drawn_pictures(*((number, *size) for number in numbers)).items():
+        pieces = picture.pieces(tiles)
+        values = np.concatenate([piece.inputs[PIXEL_VALUES] for piece in pieces])
+        arguments = {PIXEL_VALUES: torch.from_numpy(values)[None]}
         if with_mask:
-            arguments["pixel_attention_mask"] = torch.ones(1, number, dtype=torch.bool)
+            arguments["pixel_attention_mask"] = torch.ones(1, len(tiles), dtype=torch.bool)
         media.append(Medium(name=name, pieces=pieces, arguments=arguments))
     return [*media[:-1], side_by_side(media[:2], axis=1), media[-1]]

@@ -5,7 +5,7 @@ Each window of 30 s is encoded alone, padding included, and its rows without pad
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -13,75 +13,46 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dsbd_export.capture.forest_graph import Axis, Example
 from dsbd_export.checkpoints.checkpoint import Checkpoint
 from dsbd_export.checkpoints.model_config import CheckpointFiles
-from dsbd_export.given_prompt.media import Medium
-from dsbd_export.given_prompt.sounds import extractor_settings, gate_features
-from dsbd_export.given_prompt.whole_attention import attend_to_all
+from dsbd_export.given_prompt.encoders import attend_to_all
+from dsbd_export.given_prompt.media import Medium, drawn_features
+from dsbd_export.given_prompt.processor_files import sound_settings
 from dsbd_runtime.parts.encoder_entry import INPUT_FEATURES
-from dsbd_runtime.parts.given_medium import KEPT_ROWS
-from dsbd_runtime.parts.given_rows import GivenEntry
-from dsbd_runtime.parts.given_sound import IS_FRAME, WindowedSound
+from dsbd_runtime.parts.given_sound import WindowedSound
 
-_SOUND = {  # by names of this package: transformers' names and defaults
-    "sampling_rate": ("sampling_rate", 16_000),
-    "n_fft": ("n_fft", 400),
-    "hop_length": ("hop_length", 160),
-}
-_CHUNK_SECONDS = 30
+_MOST_SECONDS = 655  # of GLM-ASR, of which transformers reads no more
 
 
-def entry_of(
-    merged: Callable[[Any], int], *, hides_padding: bool, most_seconds: int | None = None
-) -> Callable[[CheckpointFiles], GivenEntry]:
-    """Return the function that reads the entry of a kind.
-
-    merged: returns the encoder's positions of a row, of a config.
-    most_seconds: of a sound, of which transformers reads no more; None: one window.
-    """
-
-    def given_entry(files: CheckpointFiles) -> GivenEntry:
-        config, text = files.config, files.config.get_text_config()
-        num_mels = config.audio_config.num_mel_bins
-        settings = extractor_settings(files, num_mels)
-        sizes = {ours: settings.get(name, default) for ours, (name, default) in _SOUND.items()}
-        seconds = settings.get("chunk_length", _CHUNK_SECONDS)
-        sound = WindowedSound(
-            recipe=config.model_type,
-            num_mels=num_mels,
-            num_frames=seconds * sizes["sampling_rate"] // sizes["hop_length"],
-            merged=merged(config),
-            hides_padding=hides_padding,
-            most_windows=1 if most_seconds is None else max(most_seconds // seconds, 1),
-            **sizes,
-        )
-        return GivenEntry(
-            placeholder_token_id=config.audio_token_id,
-            width=text.hidden_size,
-            levels=0,
-            position_axes=1,
-            medium=sound,
-        )
-
-    return given_entry
-
-
-def merged_of_glmasr(config: Any) -> int:
-    """Return how many positions GLM-ASR's projector reads as one."""
-    audio = config.audio_config
-    return int(audio.intermediate_size // audio.hidden_size)
-
-
-def examples(given: GivenEntry) -> dict[str, Example]:
+def glmasr_sound(files: CheckpointFiles) -> WindowedSound:
     """See GivenKind."""
-    found = {KEPT_ROWS: Example((Axis("E", 7),))}
-    for name, spec in given.medium.encoder_inputs.items():
-        if name != KEPT_ROWS:
-            shape = tuple(int(size) for size in spec.shape if size is not None)
-            dtype = torch.bool if name == IS_FRAME else torch.float32
-            found[name] = Example(shape, dtype)
-    return {name: found[name] for name in given.medium.encoder_inputs}
+    audio = files.config.audio_config
+    merged = audio.intermediate_size // audio.hidden_size  # as its projector reads them
+    return _sound(files, merged, hides_padding=False, most_seconds=_MOST_SECONDS)
+
+
+def qwen2_audio_sound(files: CheckpointFiles) -> WindowedSound:
+    """See GivenKind: one window."""
+    return _sound(files, 2, hides_padding=True, most_seconds=0)
+
+
+def _sound(
+    files: CheckpointFiles, merged: int, *, hides_padding: bool, most_seconds: int
+) -> WindowedSound:
+    num_mels = files.config.audio_config.num_mel_bins
+    settings = sound_settings(files, "feature_size", num_mels, chunk_length=30)
+    seconds, rate = settings["chunk_length"], settings["sampling_rate"]
+    return WindowedSound(
+        recipe=files.config.model_type,
+        sampling_rate=rate,
+        num_mels=num_mels,
+        n_fft=settings["n_fft"],
+        hop_length=settings["hop_length"],
+        num_frames=seconds * rate // settings["hop_length"],
+        merged=merged,
+        hides_padding=hides_padding,
+        most_windows=max(most_seconds // seconds, 1),
+    )
 
 
 class WhisperWindowEncoder(nn.Module):
@@ -119,12 +90,6 @@ class MaskedWindowEncoder(WhisperWindowEncoder):
         return found
 
 
-def own_rows(model: Any, arguments: Mapping[str, Tensor]) -> Tensor:
-    """See GivenKind."""
-    rows: Tensor = model.get_audio_features(**arguments, return_dict=True).pooler_output
-    return rows
-
-
 def own_rows_of_qwen2_audio(model: Any, arguments: Mapping[str, Tensor]) -> Tensor:
     """See GivenKind: the encoder's rows, which this class returns nowhere, as its forward has them.
 
@@ -154,26 +119,23 @@ def choose_rows(model: Any, _: Checkpoint) -> None:
     model.lm_head.register_forward_pre_hook(lambda _, given: (given[0][:, rows[0]],))
 
 
-def media_of(mask_name: str) -> Callable[[GivenEntry], list[Medium]]:
-    """Return the function that makes the gate's media; ``mask_name``: argument of the forward."""
+def gate_media(sound: WindowedSound, mask_name: str) -> list[Medium]:
+    """Return a few rows, silence, tones in part of a window, noise for all windows that fit.
 
-    def gate_media(given: GivenEntry) -> list[Medium]:
-        sound = given.medium
-        assert isinstance(sound, WindowedSound)  # as ``given_entry`` returns
-        size, row = sound.num_frames, 2 * sound.merged
-        lengths = (3 * row + 1, size // 2, size if sound.most_windows == 1 else size + 2 * row)
-        media = []
-        for name, features in gate_features(sound.num_mels, *lengths).items():
-            num_frames = features.shape[1]
-            padded = np.pad(features, ((0, 0), (0, -num_frames % size)), constant_values=-1.0)
-            windows = padded.reshape(sound.num_mels, -1, size).transpose(1, 0, 2)
-            is_frame = np.arange(padded.shape[1]).reshape(-1, size) < num_frames
-            arguments = {
-                INPUT_FEATURES: torch.from_numpy(windows.copy()),
-                mask_name: torch.from_numpy(is_frame.astype(np.int64)),
-            }
-            pieces = sound.pieces(padded, num_frames)
-            media.append(Medium(name=name, pieces=pieces, arguments=arguments))
-        return media
-
-    return gate_media
+    mask_name: argument of the model's own forward for the frames without padding.
+    """
+    size, row = sound.num_frames, 2 * sound.merged
+    lengths = (3 * row + 1, size // 2, size if sound.most_windows == 1 else size + 2 * row)
+    media = []
+    for name, features in drawn_features(sound.num_mels, *lengths).items():
+        num_frames = features.shape[1]
+        padded = np.pad(features, ((0, 0), (0, -num_frames % size)), constant_values=-1.0)
+        windows = padded.reshape(sound.num_mels, -1, size).transpose(1, 0, 2)
+        is_frame = np.arange(padded.shape[1]).reshape(-1, size) < num_frames
+        arguments = {
+            INPUT_FEATURES: torch.from_numpy(windows.copy()),
+            mask_name: torch.from_numpy(is_frame.astype(np.int64)),
+        }
+        pieces = sound.pieces(padded, num_frames)
+        media.append(Medium(name=name, pieces=pieces, arguments=arguments))
+    return media

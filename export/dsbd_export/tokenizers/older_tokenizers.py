@@ -55,7 +55,7 @@ from dsbd_runtime.text.tokenizer import Tokenizer as SourceReader
 OLDER_FILES = ("vocab.json", "vocab.txt", "merges.txt", "*.model", "*.tiktoken", "tekken.json")
 """Patterns of tokenizer files other than tokenizer.json."""
 
-SENTENCEPIECE_FILE, _TEKKEN_FILE = "tokenizer.model", "tekken.json"
+_SENTENCEPIECE_FILE, _TEKKEN_FILE = "tokenizer.model", "tekken.json"
 _VOCABULARIES = ("vocab.json", "vocab.txt")
 _TIKTOKEN_LINE = re.compile(rb"[A-Za-z0-9+/]+={0,2} \d+\r?\n")  # a token in base64, its rank
 _STACKS = ("a\u0308\u0323", "\u00a0\u200d\ufeff")
@@ -132,7 +132,7 @@ def tiktoken_file(folder: Path) -> Path | None:
 
 def sentencepiece_file(folder: Path) -> Path | None:
     """Return the sentencepiece file if it is the only tokenizer file, else None."""
-    file = folder / SENTENCEPIECE_FILE
+    file = folder / _SENTENCEPIECE_FILE
     if not file.is_file() or _has_other_files(folder) or _is_tiktoken(file):
         return None
     return file
@@ -200,12 +200,9 @@ def target_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
     """Return the tokenizer for targets of a Marian model."""
     own = folder / _TARGET_VOCABULARY
     id_by_piece = _vocabulary(own if own.is_file() else folder / _VOCABULARY)
-    content = _content(folder / _TARGET)
-    scores = dict(content["model"]["vocab"])
-    lowest = min(scores.values())
-    pieces = [[piece, scores.get(piece, lowest)] for piece in _in_order(id_by_piece)]
+    content = sentencepiece_content(folder / _TARGET)
     return PreTrainedTokenizerFast(
-        tokenizer_object=_tokenizer(content, pieces, id_by_piece),
+        tokenizer_object=_tokenizer(content, _in_order(id_by_piece), id_by_piece),
         eos_token="</s>",
         unk_token="<unk>",
         pad_token="<pad>",
@@ -216,16 +213,15 @@ def target_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
 def source_tokenizer(folder: Path, vocab_size: int) -> tuple[Tokenizer, int]:
     """Return the tokenizer for sources of a Marian model, and the token for ids beyond."""
     id_by_piece = _vocabulary(folder / _VOCABULARY)
-    content = _content(folder / _SOURCE)
-    scores = dict(content["model"]["vocab"])
-    lowest = min(scores.values())
-    readable = {*scores, *_whole(id_by_piece)}
+    content = sentencepiece_content(folder / _SOURCE)
+    own = [piece for piece, _ in content["model"]["vocab"]]
+    readable = {*own, *_whole(id_by_piece)}
     pieces = [
-        [piece if piece in readable else f"{_NO_TEXT}{index}", scores.get(piece, lowest)]
+        piece if piece in readable else f"{_NO_TEXT}{index}"
         for index, piece in enumerate(_in_order(id_by_piece))
     ]
-    pieces += [[f"{_NO_TEXT}{index}", lowest] for index in range(len(pieces), vocab_size)]
-    pieces += [[piece, score] for piece, score in scores.items() if piece not in id_by_piece]
+    pieces += [f"{_NO_TEXT}{index}" for index in range(len(pieces), vocab_size)]
+    pieces += [piece for piece in own if piece not in id_by_piece]
     return _tokenizer(content, pieces, id_by_piece), id_by_piece["<unk>"]
 
 
@@ -303,10 +299,10 @@ def _whole(id_by_piece: dict[str, int]) -> list[str]:
     return [piece for piece in (*_SPECIAL, *codes) if piece in id_by_piece]
 
 
-def _content(file: Path) -> dict[str, Any]:
+def sentencepiece_content(file: Path) -> dict[str, Any]:
     """Return a sentencepiece file as transformers reads it, in the form of tokenizer.json."""
     with tempfile.TemporaryDirectory() as folder:
-        shutil.copyfile(file, Path(folder) / SENTENCEPIECE_FILE)
+        shutil.copyfile(file, Path(folder) / _SENTENCEPIECE_FILE)
         built = TokenizersBackend.from_pretrained(folder, local_files_only=True)
     content: dict[str, Any] = json.loads(built.backend_tokenizer.to_str())
     if content["model"]["type"] != "Unigram":
@@ -317,12 +313,23 @@ def _content(file: Path) -> dict[str, Any]:
     return content
 
 
+def tokenizer_of_pieces(content: dict[str, Any], pieces: list[str], unknown_id: int) -> Tokenizer:
+    """Return the tokenizer with these pieces, in the order of their ids.
+
+    Pieces that the content of a sentencepiece file lacks have its lowest score.
+    """
+    scores = dict(content["model"]["vocab"])
+    lowest = min(scores.values())
+    vocabulary = [[piece, scores.get(piece, lowest)] for piece in pieces]
+    model = {**content["model"], "vocab": vocabulary, "unk_id": unknown_id}
+    return Tokenizer.from_str(json.dumps({**content, "model": model, "added_tokens": []}))
+
+
 def _tokenizer(
-    content: dict[str, Any], pieces: list[list[Any]], id_by_piece: dict[str, int]
+    content: dict[str, Any], pieces: list[str], id_by_piece: dict[str, int]
 ) -> Tokenizer:
-    """Return the tokenizer of these pieces, (text, score) in the order of their ids."""
-    model = {**content["model"], "vocab": pieces, "unk_id": id_by_piece["<unk>"]}
-    tokenizer = Tokenizer.from_str(json.dumps({**content, "model": model, "added_tokens": []}))
+    """Return the tokenizer of these pieces in the order of their ids, with an end."""
+    tokenizer = tokenizer_of_pieces(content, pieces, id_by_piece["<unk>"])
     whole = [AddedToken(piece, normalized=False) for piece in _whole(id_by_piece)]
     tokenizer.add_special_tokens([token for token in whole if token.content in _SPECIAL])
     tokenizer.add_tokens([token for token in whole if token.content not in _SPECIAL])

@@ -37,7 +37,7 @@ class GridPicture(GivenPicture, MediumEntry):
     |---|---|---|
     | patches | [N,3*P*P] float32 | channel, row, column of each pixel |
     | coords | [N,2] int64 | row and column of each patch |
-    | taps | [N,4] int64 | with learned positions: those that each patch is between |
+    | taps | [N,4] int64 | the learned positions that each patch is between |
     | tap_weights | [N,4] float32 | and their weights, whose sum is 1 |
 
     Attributes:
@@ -45,7 +45,7 @@ class GridPicture(GivenPicture, MediumEntry):
         merge_size: patches of each side of a square that is one row.
         sizing: how a size is chosen, see ``SIZINGS``.
         least_pixels, most_pixels: of the picture after it was resized.
-        positions_side: of the square of learned positions; None: positions are not learned.
+        positions_side: of the square of learned positions.
         align_corners: whether the corners of the grid are at the first and last of these.
     """
 
@@ -55,7 +55,7 @@ class GridPicture(GivenPicture, MediumEntry):
     sizing: str
     least_pixels: int
     most_pixels: int
-    positions_side: int | None = None
+    positions_side: int
     align_corners: bool = False
 
     @property
@@ -65,19 +65,17 @@ class GridPicture(GivenPicture, MediumEntry):
 
     @property
     def encoder_inputs(self) -> Tensors:
-        inputs = {
-            PATCHES: TensorSpec(FLOAT32, (None, NUM_CHANNELS * self.patch_size**2)),
-            COORDS: TensorSpec(INT64, (None, 2)),
+        return {
+            PATCHES: TensorSpec(FLOAT32, ("N", NUM_CHANNELS * self.patch_size**2)),
+            COORDS: TensorSpec(INT64, ("N", 2)),
+            TAPS: TensorSpec(INT64, ("N", 4)),
+            TAP_WEIGHTS: TensorSpec(FLOAT32, ("N", 4)),
         }
-        if self.positions_side is not None:
-            inputs[TAPS] = TensorSpec(INT64, (None, 4))
-            inputs[TAP_WEIGHTS] = TensorSpec(FLOAT32, (None, 4))
-        return inputs
 
     def check(self, where: str) -> None:
         self.check_values(where)
-        sides = {"patch_size": self.patch_size, "merge_size": self.merge_size}
-        check_counts(sides | {"positions_side": self.positions_side or 1}, where, _MOST_SIDE)
+        for name in ("patch_size", "merge_size", "positions_side"):
+            check_counts({name: getattr(self, name)}, where, _MOST_SIDE)
         check_counts({"most_pixels": self.most_pixels}, where, _MOST_ROWS * self.unit**2)
         check_counts({"most_pixels": self.most_pixels}, where, _MOST_PIXELS)
         check_counts({"least_pixels": self.least_pixels}, where, self.most_pixels)
@@ -123,22 +121,25 @@ class GridPicture(GivenPicture, MediumEntry):
         places = np.indices((height, width))  # (2, height, width)
         squares = places.reshape(2, height // merge, merge, width // merge, merge)
         coords = squares.transpose(1, 3, 2, 4, 0).reshape(-1, 2)
-        inputs: dict[str, NDArray[np.generic]] = {PATCHES: patches, COORDS: coords}
-        if self.positions_side is not None:
-            rows, row_weights = self._taps(coords[:, 0], height, self.positions_side)
-            columns, weights = self._taps(coords[:, 1], width, self.positions_side)
-            taps = rows[:, :, None] * self.positions_side + columns[:, None, :]
-            inputs[TAPS] = taps.reshape(-1, 4)
-            inputs[TAP_WEIGHTS] = (row_weights[:, :, None] * weights[:, None, :]).reshape(-1, 4)
+        rows, row_weights = self._taps(coords[:, 0], height)
+        columns, weights = self._taps(coords[:, 1], width)
+        taps = rows[:, :, None] * self.positions_side + columns[:, None, :]
+        tap_weights = row_weights[:, :, None] * weights[:, None, :]
+        inputs: dict[str, NDArray[np.generic]] = {
+            PATCHES: patches,
+            COORDS: coords,
+            TAPS: taps.reshape(-1, 4),
+            TAP_WEIGHTS: tap_weights.reshape(-1, 4),
+        }
         return GivenPiece(inputs, height * width // merge**2)
 
-    def _taps(self, index: Ints, length: int, side: int) -> tuple[Ints, NDArray[np.float32]]:
+    def _taps(self, index: Ints, length: int) -> tuple[Ints, NDArray[np.float32]]:
         """Return the two learned positions around places on an axis, (n, 2), and their weights.
 
         Of 2 places on an axis of 4 positions, the corners aligned, the last is at 3: [3, 3] with
         the weights [1, 0]. Else they are at 0.5 and 2.5: [0, 1] and [2, 3], each 0.5.
         """
-        place = index.astype(np.float32)
+        place, side = index.astype(np.float32), self.positions_side
         if self.align_corners:
             place = place * (side - 1) / np.float32(max(length - 1, 1))
         else:
@@ -190,15 +191,8 @@ def _from_units(size: Size, unit: int) -> Size:
     return height, width
 
 
-def _from_one_unit(size: Size, unit: int) -> Size:
-    """Return the size with sides of at least nearly one unit; both are scaled."""
-    factor = max(unit / size[0], unit / size[1], 1)
-    return int(size[0] * factor), int(size[1] * factor)
-
-
 SIZINGS: dict[str, Callable[[Size, int], Size]] = {
     "area": lambda size, unit: size,  # Qwen3-VL
     "area-from-units": _from_units,  # PaddleOCR-VL
-    "area-from-one-unit": _from_one_unit,  # GLM-OCR
 }
 """The size from which that by area is computed, by the name in the manifest."""

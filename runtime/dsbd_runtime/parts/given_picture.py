@@ -23,6 +23,7 @@ Grid = tuple[int, int, int]
 
 _MOST_SIDE = 4096  # of a tile, and of a picture before its sides are rounded up to tiles
 _MOST_ROWS = 2**16  # of a tile
+_MARK = "<fake_token_around_image>"  # before every tile, and after the last
 _MOST_TILES_OF_SIDE = 16  # there are marks for no more
 
 
@@ -62,18 +63,14 @@ class _Tiles(GivenPicture):
     Attributes:
         tile_size: pixels of each side of a tile, H.
         tile_rows: rows of the prompt for each tile.
-        tile_mark: text before every tile, and after the last.
-        whole_mark: text before the tile that shows all of the picture.
     """
 
     tile_size: int
     tile_rows: int
-    tile_mark: str = "<fake_token_around_image>"
-    whole_mark: str = "<global-img>"
 
     @property
     def encoder_inputs(self) -> Tensors:
-        shape = None, NUM_CHANNELS, self.tile_size, self.tile_size
+        shape = "T", NUM_CHANNELS, self.tile_size, self.tile_size
         return {PIXEL_VALUES: TensorSpec(FLOAT32, shape)}
 
     def check(self, where: str) -> None:
@@ -91,14 +88,13 @@ class _Tiles(GivenPicture):
 
     def expansion(self, size: Size, placeholder: str) -> str:
         rows, columns = self.layout(size)
-        mark, tile = self.tile_mark, placeholder * self.tile_rows
-        text = ""
+        text, tile = "", placeholder * self.tile_rows
         for row in range(1, rows + 1):
-            text += "".join(f"{mark}<row_{row}_col_{n + 1}>{tile}" for n in range(columns)) + "\n"
+            text += "".join(f"{_MARK}<row_{row}_col_{n + 1}>{tile}" for n in range(columns)) + "\n"
         if rows * columns == 1:
             return text
         text += "\n" if text else ""
-        return f"{text}{mark}{self.whole_mark}{tile}{mark}"
+        return f"{text}{_MARK}<global-img>{tile}{_MARK}"
 
     def pieces(self, features: Pixels) -> list[GivenPiece]:
         """See GivenPicture, of (T, H, H, 3)."""

@@ -1,33 +1,128 @@
-"""Sounds that an encoder reads into a prompt, as a whole or in Whisper's windows: see MediumEntry.
-
-The sound of Qwen3-ASR is in ``given_medium``.
-"""
+"""Sounds that an encoder reads into a prompt: in windows of chunks, as a whole, or as Whisper's."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dsbd_runtime.errors import InputError
 from dsbd_runtime.parts.encoder_entry import INPUT_FEATURES
-from dsbd_runtime.parts.given_medium import CTC_LOGITS, KEPT_ROWS, MediumEntry
+from dsbd_runtime.parts.given_medium import CTC_LOGITS, MediumEntry
 from dsbd_runtime.parts.given_prompt import GivenPiece
 from dsbd_runtime.parts.part import BOOL, FLOAT32, INT64, Tensors, TensorSpec
 from dsbd_runtime.parts.speech_entry import LARGEST_SOUND
 from dsbd_runtime.typed_json import check_counts, mismatch
 
-IS_FRAME = "is_frame"
-WINDOW_PAIRS = "window_pairs"
-_SIZES = ("sampling_rate", "num_mels", "n_fft", "hop_length")
+IS_FRAME, KEPT_ROWS, WINDOW_PAIRS = "is_frame", "kept_rows", "window_pairs"
 _MOST_FRAMES = LARGEST_SOUND["num_frames"]
+_LONGEST_PADDING = 300 * LARGEST_SOUND["sampling_rate"]  # samples
+_NUM_HALVINGS = 3  # of the frames of a chunk, by convolutions of stride 2
 _NUM_CODES = 256  # of Latin-1, the first characters of an encoder that spells what it hears
 _MOST_CHARACTERS = 2**17
 
 
 @dataclass(frozen=True, kw_only=True)
-class StackedSound(MediumEntry):
+class GivenSound:
+    """Sound as log-mel frames: base of the kinds.
+
+    Attributes:
+        recipe: the name of the prompts that transcribe it.
+        num_mels: M.
+        n_fft: samples of a frame.
+        hop_length: samples from one frame to the next.
+    """
+
+    recipe: str
+    sampling_rate: int
+    num_mels: int
+    n_fft: int
+    hop_length: int
+
+    def check(self, where: str) -> None:
+        """See MediumEntry."""
+        for name in ("sampling_rate", "num_mels", "n_fft", "hop_length"):
+            check_counts({name: getattr(self, name)}, where, LARGEST_SOUND[name])
+
+    def num_rows(self, num_frames: int) -> int:
+        """Return the rows of a sound of so many frames."""
+        raise NotImplementedError
+
+    def check_features(self, features: NDArray[np.float32], least: int) -> None:
+        """Raise InputError unless features are (num_mels, frames), at least so many frames."""
+        shape = features.shape
+        if len(shape) != 2 or shape[0] != self.num_mels or shape[1] < least:
+            raise InputError(
+                f"the features of a sound have shape {shape}, expected ({self.num_mels}, number "
+                f"of frames), at least {least} frames"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChunkedSound(GivenSound, MediumEntry):
+    """Sound in chunks that are convolved alone, and windows that attend alone.
+
+    | input of the encoder | shape, type | meaning |
+    |---|---|---|
+    | input_features | [T,M,F] float32 | T chunks of F frames of M mels; zeros at the end |
+    | kept_rows | [E] int64 | the rows without padding, of the T chunks one after the other |
+
+    Attributes:
+        chunk_frames: frames of a chunk, F. 100 frames become 50, 25, 13 rows.
+        window_frames: most frames of a window, a multiple of ``chunk_frames``.
+        least_samples: shorter sounds are padded with zeros to this length.
+    """
+
+    kind: str = "chunked-sound"
+    recipe: str = "qwen3_asr"
+    chunk_frames: int
+    window_frames: int
+    least_samples: int
+
+    @property
+    def encoder_inputs(self) -> Tensors:
+        shape = "T", self.num_mels, self.chunk_frames
+        return {INPUT_FEATURES: TensorSpec(FLOAT32, shape), KEPT_ROWS: TensorSpec(INT64, ("E",))}
+
+    def check(self, where: str) -> None:
+        super().check(where)
+        sizes = {"chunk_frames": self.chunk_frames, "window_frames": self.window_frames}
+        check_counts(sizes, where, _MOST_FRAMES)
+        check_counts({"least_samples": self.least_samples}, where, _LONGEST_PADDING)
+        if self.window_frames % self.chunk_frames:
+            expected = f"a multiple of chunk_frames, {self.chunk_frames}"
+            raise mismatch(expected, self.window_frames, f"{where}: window_frames")
+
+    def num_rows(self, num_frames: int) -> int:
+        whole, rest = divmod(num_frames, self.chunk_frames)
+        return whole * _halved(self.chunk_frames) + _halved(rest)
+
+    def pieces(self, features: NDArray[np.float32]) -> list[GivenPiece]:
+        """See MediumEntry: the windows of a sound, of (num_mels, num_frames) without padding."""
+        self.check_features(features, 1)
+        pieces = []
+        for start in range(0, features.shape[1], self.window_frames):
+            window = features[:, start : start + self.window_frames]
+            padded = np.pad(window, ((0, 0), (0, -window.shape[1] % self.chunk_frames)))
+            chunks = padded.reshape(self.num_mels, -1, self.chunk_frames).transpose(1, 0, 2)
+            num_rows = self.num_rows(window.shape[1])
+            inputs: dict[str, NDArray[Any]]
+            inputs = {INPUT_FEATURES: chunks, KEPT_ROWS: np.arange(num_rows)}
+            pieces.append(GivenPiece(inputs, num_rows))
+        return pieces
+
+
+def _halved(num_frames: int) -> int:
+    """Return the rows of the frames of one chunk."""
+    for _ in range(_NUM_HALVINGS):
+        num_frames = -(-num_frames // 2)
+    return num_frames
+
+
+@dataclass(frozen=True, kw_only=True)
+class StackedSound(GivenSound, MediumEntry):
     """Sound as pairs of log-mel frames: a conformer reads the whole, a Q-Former each window of it.
 
     | tensor of the encoder | shape, type | meaning |
@@ -38,22 +133,14 @@ class StackedSound(MediumEntry):
     | ctc_logits | [T,C] float32 | an output if C > 0: what each of the T = BP pairs spells |
 
     Attributes:
-        recipe: the name of the prompts that transcribe it.
-        n_fft: samples of a frame, with a window of ``window_length`` samples in its middle.
-        hop_length: samples from one frame to the next.
-        num_mels: M.
+        window_length: samples of the window in the middle of a frame.
         block_pairs: P, which attend among each other.
         window_pairs: N, which become ``window_rows`` rows.
         num_characters: C: no character, Latin-1 from 1 on, then those that have no code here.
     """
 
     kind: str = "stacked-sound"
-    recipe: str
-    sampling_rate: int
-    num_mels: int
-    n_fft: int
     window_length: int
-    hop_length: int
     block_pairs: int
     window_pairs: int
     window_rows: int
@@ -62,9 +149,9 @@ class StackedSound(MediumEntry):
     @property
     def encoder_inputs(self) -> Tensors:
         return {
-            INPUT_FEATURES: TensorSpec(FLOAT32, (None, self.block_pairs, 2 * self.num_mels)),
-            IS_FRAME: TensorSpec(BOOL, (None, self.block_pairs)),
-            WINDOW_PAIRS: TensorSpec(INT64, (None, self.window_pairs)),
+            INPUT_FEATURES: TensorSpec(FLOAT32, ("B", self.block_pairs, 2 * self.num_mels)),
+            IS_FRAME: TensorSpec(BOOL, ("B", self.block_pairs)),
+            WINDOW_PAIRS: TensorSpec(INT64, ("Q", self.window_pairs)),
         }
 
     @property
@@ -74,11 +161,10 @@ class StackedSound(MediumEntry):
         return {CTC_LOGITS: TensorSpec(FLOAT32, (None, self.num_characters))}
 
     def check(self, where: str) -> None:
-        for name in _SIZES:
-            check_counts({name: getattr(self, name)}, where, LARGEST_SOUND[name])
+        super().check(where)
         check_counts({"window_length": self.window_length}, where, self.n_fft)
-        for name in ("block_pairs", "window_pairs"):
-            check_counts({name: getattr(self, name)}, where, _MOST_FRAMES)
+        sizes = {"block_pairs": self.block_pairs, "window_pairs": self.window_pairs}
+        check_counts(sizes, where, _MOST_FRAMES)
         check_counts({"window_rows": self.window_rows}, where, self.window_pairs)
         if not 0 <= self.num_characters <= _MOST_CHARACTERS:
             expected = f"0 to {_MOST_CHARACTERS}"
@@ -90,7 +176,7 @@ class StackedSound(MediumEntry):
 
     def pieces(self, features: NDArray[np.float32]) -> list[GivenPiece]:
         """See MediumEntry: one piece, of (num_mels, num_frames), at least two frames."""
-        _check_features(features, self.num_mels, 2)
+        self.check_features(features, 2)
         num_pairs = features.shape[1] // 2
         num_padded = -(-num_pairs // self.block_pairs) * self.block_pairs
         padded = np.zeros((num_padded, 2 * self.num_mels), np.float32)
@@ -111,7 +197,7 @@ class StackedSound(MediumEntry):
 
 
 @dataclass(frozen=True, kw_only=True)
-class WindowedSound(MediumEntry):
+class WindowedSound(GivenSound, MediumEntry):
     """Sound as log-mel features of windows of one length, each padded with silence.
 
     | input of the encoder | shape, type | meaning |
@@ -121,9 +207,6 @@ class WindowedSound(MediumEntry):
     | is_frame | [F] bool | if ``hides_padding``: the frames without padding |
 
     Attributes:
-        recipe: the name of the prompts that transcribe it.
-        n_fft: samples of a frame.
-        hop_length: samples from one frame to the next.
         num_frames: F.
         merged: positions of the encoder, of two frames each, that become one row.
         hides_padding: whether the encoder's attention sees no padding.
@@ -131,11 +214,6 @@ class WindowedSound(MediumEntry):
     """
 
     kind: str = "windowed-sound"
-    recipe: str
-    sampling_rate: int
-    num_mels: int
-    n_fft: int
-    hop_length: int
     num_frames: int
     merged: int
     hides_padding: bool
@@ -156,8 +234,8 @@ class WindowedSound(MediumEntry):
         return self.num_frames * self.hop_length
 
     def check(self, where: str) -> None:
-        for name in (*_SIZES, "num_frames"):
-            check_counts({name: getattr(self, name)}, where, LARGEST_SOUND[name])
+        super().check(where)
+        check_counts({"num_frames": self.num_frames}, where, _MOST_FRAMES)
         check_counts({"merged": self.merged, "most_windows": self.most_windows}, where)
         if self.num_frames % (2 * self.merged):
             expected = f"a multiple of {2 * self.merged}, the frames of a row"
@@ -178,7 +256,7 @@ class WindowedSound(MediumEntry):
         num_frames: those without padding; None: all.
         """
         size = self.num_frames
-        _check_features(features, self.num_mels, size)
+        self.check_features(features, size)
         left = features.shape[1] if num_frames is None else num_frames
         left = max(left, 2 * self.merged)
         pieces = []
@@ -194,12 +272,3 @@ class WindowedSound(MediumEntry):
                 inputs[IS_FRAME] = np.arange(size) < number
             pieces.append(GivenPiece(inputs, num_rows))
         return pieces
-
-
-def _check_features(features: NDArray[np.float32], num_mels: int, least: int) -> None:
-    shape = features.shape
-    if len(shape) != 2 or shape[0] != num_mels or shape[1] < least:
-        raise InputError(
-            f"the features of a sound have shape {shape}, expected ({num_mels}, number of "
-            f"frames), at least {least} frames"
-        )

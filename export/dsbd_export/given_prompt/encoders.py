@@ -1,11 +1,16 @@
-"""Attention of an encoder among all rows of one segment: a window of sound, a picture, a tile.
+"""Encoders of media: attention among all rows of a segment, and rows by the model's own code.
 
 transformers hands packed segments to a function with "flash" in its name as they are, without
-reading their lengths, which no graph can hold. An encoder's graph has one segment.
+reading their lengths, which no graph can hold. An encoder's graph has one segment: a window of
+sound, a picture or a tile.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
+import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -33,3 +38,13 @@ def _attended(
     """Attend, (B, H, S, D); the interface is that of transformers' functions."""
     attended = attention_node(query, key, value, attention_mask, float(scaling))
     return attended.transpose(1, 2).contiguous(), None
+
+
+def own_rows(model: Any, arguments: Mapping[str, Tensor]) -> Tensor:
+    """See GivenKind."""
+    is_picture = "pixel_values" in arguments
+    features = model.get_image_features if is_picture else model.get_audio_features
+    found = features(**arguments, return_dict=True)
+    parts = [found.pooler_output, *(getattr(found, "deepstack_features", None) or ())]
+    width = parts[0][0].shape[-1]  # of rows, or of those of each picture
+    return torch.cat([torch.cat([e.reshape(-1, width) for e in part]) for part in parts], dim=1)

@@ -1,0 +1,102 @@
+"""Settings of sounds and pictures in a checkpoint's processor files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from dsbd_export.checkpoints.checkpoint_files import json_object_or_none
+from dsbd_export.checkpoints.model_config import CheckpointFiles
+from dsbd_export.errors import ExportError
+
+LANCZOS, HALVES = 1, ([0.5] * 3, [0.5] * 3)
+_BICUBIC = 3
+_CLIP = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]
+_SETTINGS, _PROCESSOR = "preprocessor_config.json", "processor_config.json"
+_SOUND_PARTS = ("feature_extractor", "audio_processor")
+_SOUND_DEFAULTS = {"sampling_rate": 16_000, "n_fft": 400, "hop_length": 160}
+_STEPS = {
+    **dict.fromkeys(("do_resize", "do_rescale", "do_normalize"), True),
+    **dict.fromkeys(("do_image_splitting", "crop_to_patches"), True),
+    "fine_route": False,  # of its encoder the graph has the other one
+}
+
+
+def refused(files: CheckpointFiles, reason: str) -> ExportError:
+    """Return the error for a checkpoint."""
+    return ExportError(f"the {files.role} at {files.folder} cannot be exported: {reason}")
+
+
+def sound_settings(files: CheckpointFiles, mels: str, num_mels: int, **more: int) -> dict[str, Any]:
+    """Return the settings of the feature extractor, with transformers' defaults.
+
+    mels, num_mels: name of the number of mels in the settings, and the number the encoder reads.
+    more: defaults of further settings, or other ones.
+
+    ExportError: its features are others than the encoder reads, or made with noise.
+    """
+    contents = (json_object_or_none(files.folder / name) for name in (_SETTINGS, _PROCESSOR))
+    content = next((each for each in contents if each is not None), {})
+    found: dict[str, Any] = next((content[p] for p in _SOUND_PARTS if p in content), content)
+    found = {**_SOUND_DEFAULTS, mels: num_mels, **more, **found}
+    if found[mels] != num_mels:
+        raise refused(
+            files,
+            f"its features are {found[mels]} mels, its encoder reads {num_mels}; copy {_SETTINGS} "
+            "of its base model",
+        )
+    if found.get("dither"):
+        raise refused(
+            files,
+            f"its features are made with noise (dither {found['dither']!r}), which is not "
+            "supported; set dither to 0.0",
+        )
+    return found
+
+
+def picture_settings(files: CheckpointFiles) -> dict[str, Any]:
+    """Return the settings of the checkpoint's pictures.
+
+    Raises ExportError without a file of them, or for steps that a front end has not.
+    """
+    found: dict[str, Any] | None
+    found = (json_object_or_none(files.folder / _PROCESSOR) or {}).get("image_processor")
+    found = found or json_object_or_none(files.folder / _SETTINGS)
+    if found is None:
+        raise refused(
+            files,
+            f"its pictures have no settings: {_SETTINGS} is missing, and {_PROCESSOR} has no "
+            f"image_processor; copy {_SETTINGS} of its base model",
+        )
+    for step, expected in _STEPS.items():
+        if found.get(step, expected) != expected:
+            raise refused(files, f"its pictures have {step} {not expected}, expected {expected}")
+    return found
+
+
+def values_of_pixels(
+    settings: Mapping[str, Any],
+    resample: int = _BICUBIC,
+    colors: tuple[list[float], list[float]] = _CLIP,
+) -> dict[str, Any]:
+    """Return the fields of ``PixelValues``.
+
+    resample, colors: transformers' defaults, the latter a mean and a deviation of each color.
+    """
+    mean, deviation = colors
+    return {
+        "resample": settings.get("resample", resample),
+        "rescale_factor": settings.get("rescale_factor", 1 / 255),
+        "mean": settings.get("image_mean", mean),
+        "std": settings.get("image_std", deviation),
+    }
+
+
+def check_alike(files: CheckpointFiles, name: str, found: object, expected: object) -> None:
+    """Raise ExportError for a setting of pictures that contradicts the encoder's config."""
+    if found != expected:
+        raise refused(
+            files,
+            f"{name} of its pictures is {found!r}, its encoder reads {expected!r} (config.json); "
+            f"copy {_SETTINGS} of its base model",
+        )
