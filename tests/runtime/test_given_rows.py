@@ -1,5 +1,7 @@
 """Given rows of calls: what is bound, which pieces are read and kept, and what is refused."""
 
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -250,3 +252,16 @@ def test_entries_are_checked(field, value):
     ENTRY.check(10, 4, "given")
     with pytest.raises(BundleError, match=f"given: {field} is {value}"):
         GivenEntry(**{**vars(ENTRY), field: value}).check(10, 4, "given")
+
+
+def test_the_runtime_alone_knows_every_kind_of_medium():
+    """In a process that has imported no front end of dsbd_ort."""
+    lines = (
+        "from dsbd_runtime.bundle_files import bundle",
+        "from dsbd_runtime.parts.given_medium import MediumEntry",
+        "print(*sorted(kind.kind for kind in MediumEntry.__subclasses__()))",
+    )
+    command = [sys.executable, "-c", "; ".join(lines)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    known = "canvas-tiles chunked-sound grid stacked-sound tiles windowed-sound"
+    assert done.stdout.split() == known.split()

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from dsbd_forward.forward import Forward, Source
 from dsbd_forward.rows import NO_INTS, Ints
 from dsbd_runtime.errors import InputError
+from dsbd_runtime.parts import given_grid, given_picture, given_sound  # noqa: F401 - kinds of media
 from dsbd_runtime.parts.attention_rows import POSITION_IDS
 from dsbd_runtime.parts.encoder_entry import ENCODER_FILE
 from dsbd_runtime.parts.given_encoder import GIVEN_EMBEDDINGS, GivenEncoder
