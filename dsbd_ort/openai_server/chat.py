@@ -30,10 +30,13 @@ from dsbd_ort.openai_server.tools import (
 from dsbd_runtime.typed_json import in_short
 
 
-class TextPart(BaseModel):
+class _Exact(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class TextPart(_Exact):
     """A part of a message's content; ``cache_control`` is a hint of other servers, unused here."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
     type: Literal["text"]
     text: str
     cache_control: dict[str, Any] | None = None
@@ -52,34 +55,30 @@ class TextPart(BaseModel):
         return part
 
 
-class InputAudio(BaseModel):
+class InputAudio(_Exact):
     """A sound file in base64; ``format`` is not used: the file shows it."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
     data: str
     format: str | None = Field(None, max_length=16)
 
 
-class AudioPart(BaseModel):
+class AudioPart(_Exact):
     """A part of a message's content that is sound."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
     type: Literal["input_audio"]
     input_audio: InputAudio
 
 
-class ImageUrl(BaseModel):
+class ImageUrl(_Exact):
     """A picture as a data URL; ``detail`` is not used: the model's own sizes are."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
     url: str
     detail: Literal["auto", "low", "high"] | None = None
 
 
-class ImagePart(BaseModel):
+class ImagePart(_Exact):
     """A part of a message's content that is a picture."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
     type: Literal["image_url"]
     image_url: ImageUrl
 
