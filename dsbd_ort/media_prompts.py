@@ -43,7 +43,7 @@ _FRONT_ENDS: dict[type[MediumEntry], Callable[[Any, str], MediumFrontEnd]] = {
     GridPicture: PictureFrontEnd,
 }
 """By the kind of the manifest's entry: front ends of it and of the placeholder's spelling."""
-_MOST_CONTEXTS = 2  # sounds longer than this many contexts are refused unread
+_MOST_CONTEXTS = 2  # of rows: a longer sound is refused before it is read whole
 _EXPECTED = (
     "this model reads one picture and holds no conversation: expected one message of the user "
     "with a part of type 'image' or 'image_url' and, if the model has tasks, a part of type 'text'"
@@ -230,7 +230,7 @@ def _as_text(message: Message, placeholder: str) -> Message:
     if isinstance(content, str) or not isinstance(content, Sequence):
         return message
     texts = (
-        part if isinstance(part, str) else part.get("text", placeholder)
+        part if isinstance(part, str) else str(part.get("text", placeholder))
         for part in content
         if isinstance(part, str | Mapping)
     )

@@ -116,7 +116,7 @@ def _bytes_of(source: Any, name: str) -> bytes:
 
 
 def _check(image: Image, name: str) -> None:
-    """Raise InputError for an image whose header promises what is not read."""
+    """Raise InputError for an image that is too large, too narrow or animated."""
     width, height = image.size
     if not 0 < width * height <= MOST_PIXELS:
         limit = f"1 to {MOST_PIXELS} pixels; make it smaller"
@@ -131,7 +131,7 @@ def _check(image: Image, name: str) -> None:
 
 
 def _on_white(image: Image) -> Image:
-    """Return an image of Pillow in RGB; its orientation is the caller's."""
+    """Return an image of Pillow in RGB; transparent pixels become white."""
     from PIL import Image as images
 
     if "A" in image.getbands() or image.info.get("transparency") is not None:

@@ -56,7 +56,7 @@ class TextPart(_Exact):
 
 
 class InputAudio(_Exact):
-    """A sound file in base64; ``format`` is not used: the file shows it."""
+    """A sound file in base64; ``format`` is not used: the file itself has it."""
 
     data: str
     format: str | None = Field(None, max_length=16)
@@ -70,7 +70,7 @@ class AudioPart(_Exact):
 
 
 class ImageUrl(_Exact):
-    """A picture as a data URL; ``detail`` is not used: the model's own sizes are."""
+    """A picture as a data URL; ``detail`` is not used: the model has its own sizes."""
 
     url: str
     detail: Literal["auto", "low", "high"] | None = None

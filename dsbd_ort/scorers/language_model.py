@@ -1,7 +1,7 @@
 r"""A language model of words over tokens, which are parts of words.
 
 A word is scored by the token that ends it: one that begins with white space, a special token, or
-the end of the text. So a beam is not ranked by half a word. The score of a word is
+the end of the text. So half a word does not change the rank of a beam. The score of a word is
 
     weight * ln P(word | words before) + word_bonus
 
@@ -35,7 +35,7 @@ _CONTINUES, _ENDS_WORD, _ENDS_TEXT = range(3)  # kinds of tokens
 _SPACES = re.compile(rb"\s+")
 _EDGES = re.compile(r"^[\W_]+|[\W_]+$")  # punctuation around a word
 _MOST_READ = 64  # tokens of a prompt, from its end
-_MOST_SPELLINGS = 2**16  # of words, that are stored
+_MOST_SPELLINGS = 2**16  # of words that are stored
 _TokenTexts = tuple[list[bytes], NDArray[np.int8]]
 """The bytes of every token, and its kind, (vocab_size,)."""
 
@@ -43,8 +43,8 @@ _TokenTexts = tuple[list[bytes], NDArray[np.int8]]
 class LanguageModel:
     """Scores of an n-gram model of words, for the option ``scorers``.
 
-    A word of the text is looked up as it is written, then in lower case if the model has no capital
-    letters, then without the punctuation around it. Words are what white space separates.
+    White space separates words. A word is looked up as it is written, then without the punctuation
+    around it; in lower case if the model has no capital letters.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ def _ends_word(content: bytes) -> bool:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _State:
-    """A path: its whole words, its last one as far as it is written, and what the next token adds.
+    """A path: its complete words, the bytes of its last one, and what the next token adds.
 
     of_kind: the score of a next token of each kind.
     """
@@ -169,7 +169,7 @@ class WordScorer:
     def _advanced(self, state: _State, token: int) -> _State:
         *words, rest = _SPACES.split(state.text + self._contents[token])
         history, owed = state.history, 0.0
-        if words and self._kinds[token] == _ENDS_WORD:  # as ``of_kind`` has scored
+        if words and self._kinds[token] == _ENDS_WORD:  # its score is in ``of_kind``
             history, words = state.after, words[1:]
         for word in words:  # within a token: the next one adds their scores
             score, history = self._word(history, word)
