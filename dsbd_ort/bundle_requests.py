@@ -141,9 +141,27 @@ class BundleRequests:
                 "prompt_logprobs is true, but the prompt of an encoder-decoder is its source, of "
                 "which it predicts no token; leave it out"
             )
+        if config.predicted_text is not None:
+            config = dataclasses.replace(config, **self._predicted(config))
+        num_predicted, most = len(config.predicted_token_ids), self.bundle.context_length
+        if num_predicted > most:
+            raise InputError(
+                f"predicted_token_ids has {num_predicted} tokens, the context of this bundle holds "
+                f"{most}; give the part that the output repeats"
+            )
         config = config.settled(costs_are_known=True, has_draft=self.has_draft)
         check_drafter(config, has_draft=self.has_draft)
         return config
+
+    def _predicted(self, config: DecodingConfig) -> dict[str, Any]:
+        """Return the options of a predicted text, as tokens."""
+        text, token_ids = config.predicted_text or "", config.predicted_token_ids
+        if text and token_ids:
+            raise InputError(
+                "predicted_text and predicted_token_ids are both given; leave out one of them"
+            )
+        ids = self.tokenizer.encode(text, add_special_tokens=False) if text else token_ids
+        return {"predicted_text": None, "predicted_token_ids": ids}
 
     def _with_bound_scorers(self, config: DecodingConfig) -> DecodingConfig:
         if not any(hasattr(each, "bind") for each in config.scorers):

@@ -112,7 +112,15 @@ class Recent(Generic[T]):
 def drafting_setting(config: DecodingConfig) -> Hashable:
     """Return the options of a request on which the acceptance of drafts depends."""
     warping = config.temperature, config.top_k, config.top_p
-    return (config.strategy, config.num_beams, config.drafter, bool(config.constraint), *warping)
+    is_predicted = bool(config.predicted_token_ids)
+    return (
+        config.strategy,
+        config.num_beams,
+        config.drafter,
+        bool(config.constraint),
+        is_predicted,
+        *warping,
+    )
 
 
 def capacity_error(error: MemoryError) -> CapacityError:

@@ -30,7 +30,8 @@ _log = logging.getLogger(__name__)
 READ = tuple(name for name, row in OPTION_TABLE.items() if row.of_model is not None)
 WARPING = tuple(name for name in READ if NO_SEARCH in OPTION_TABLE[name].needs)
 """Options of the file that searches do not read."""
-DRAFTING = ("drafter", "draft_policy", "draft_length", "draft_beams")
+_PREDICTIONS = ("predicted_text", "predicted_token_ids")
+DRAFTING = ("drafter", "draft_policy", "draft_length", "draft_beams", *_PREDICTIONS)
 _SAID_AS_THEY_ARE = ("temperature", "top_k", "top_p", "max_new_tokens")
 """Options of the file that say something with the table's default too."""
 _LENGTHS = {"max_new_tokens": "max_length", "min_new_tokens": "min_length"}

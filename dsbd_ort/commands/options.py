@@ -33,6 +33,7 @@ from dsbd_ort.commands.option_types import (
     PATH,
     SCORER_OPTIONS,
     TOLERANCE,
+    FileText,
     OptionText,
     constraint_given,
     scorers_given,
@@ -269,6 +270,11 @@ def decoding_options(*, of_server: bool = False) -> Any:
             if name == "constraint" and not of_server:
                 for kind, settings in CONSTRAINT_OPTIONS.items():
                     options[kind] = option(**settings, section=section)
+            elif name == "predicted_text" and not of_server:
+                of_file = FileText(is_json=False)
+                options[name] = option(
+                    "--predicted-file", type=of_file, help=row.help, section=section
+                )
             elif name == "scorers" and not of_server:
                 for scorer, settings in SCORER_OPTIONS.items():
                     options[scorer] = option(**settings, section=section)

@@ -24,6 +24,8 @@ class DecodingOptions(TypedDict, total=False):
     min_beams: int | None
     accept_threshold: float
     drafter: Literal["model", "ngram", "model+ngram", "none"] | None
+    predicted_text: str | None
+    predicted_token_ids: Sequence[int]
     draft_policy: Literal["fixed", "throughput"] | None
     draft_length: int | None
     draft_beams: int | Sequence[int] | None
@@ -91,6 +93,8 @@ class DecodingConfig:
     min_beams: int | None
     accept_threshold: float
     drafter: Literal["model", "ngram", "model+ngram", "none"] | None
+    predicted_text: str | None
+    predicted_token_ids: tuple[int, ...]
     draft_policy: Literal["fixed", "throughput"] | None
     draft_length: int | None
     draft_beams: tuple[int, ...] | None

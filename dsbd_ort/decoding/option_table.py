@@ -30,6 +30,7 @@ from dsbd_ort.decoding.option_row import (
     SEVERAL_DRAWS,
     USUAL_THRESHOLD,
     Chosen,
+    Condition,
     OptionRow,
     half_width,
     one_path,
@@ -42,6 +43,7 @@ from dsbd_ort.decoding.option_values import (
     Number,
     Objects,
     OneOf,
+    Text,
     Texts,
     TokenSequences,
     Whole,
@@ -60,8 +62,20 @@ _TOKENS = Wholes(Whole(0, _MOST), 65_536, is_ordered=False, noun="token id", is_
 _TOKEN = Whole(0, _MOST)
 _FLAG = OneOf((False, True))
 
+_BY_NGRAMS = Condition(
+    "drafter", lambda o: o.drafter in (None, "ngram", "model+ngram"), "'ngram' or 'model+ngram'"
+)
+
 _Processor = functools.partial(OptionRow, is_processor=True)
 _Warping = functools.partial(OptionRow, needs=(NO_SEARCH,), of_model="any")
+_Predicted = functools.partial(
+    OptionRow, needs=(FREE_OF_THE_DRAFT, _BY_NGRAMS), is_set_by_server=False
+)
+
+
+def _is_predicted(options: Chosen) -> bool:
+    return bool(options.predicted_text or options.predicted_token_ids)
+
 
 OPTIONS_BY_SECTION: dict[str, dict[str, OptionRow]] = {
     "Strategy and beams": {
@@ -123,12 +137,27 @@ OPTIONS_BY_SECTION: dict[str, dict[str, OptionRow]] = {
         ),
         "drafter": OptionRow(
             OneOf(("model", "ngram", "model+ngram", "none")),
-            lambda o: {True: "model", False: "ngram", None: None}[o.has_draft],
+            lambda o: {
+                True: "model+ngram" if _is_predicted(o) else "model",
+                False: "ngram",
+                None: None,
+            }[o.has_draft],
             "What drafts: model; ngram (no model: what followed the last tokens earlier in this "
             "text and in others); model+ngram (n-grams only for long repetitions); none "
-            "[model; ngram if the bundle has no draft].",
+            "[model, with a predicted text model+ngram; ngram if the bundle has no draft].",
             needs=(FREE_OF_THE_DRAFT,),
             neutral=lambda o: ("model" if o.row.has_draft else "none",),
+        ),
+        "predicted_text": _Predicted(
+            Text(),
+            None,
+            "Text that the output is expected to repeat except for edits, as the old version of a "
+            "file: it drafts, the output stays the same.",
+        ),
+        "predicted_token_ids": _Predicted(
+            Wholes(_TOKEN, 2**17, is_ordered=True, noun="token id", is_always_list=True),
+            (),
+            "The same as token ids.",
         ),
         "draft_policy": OptionRow(
             OneOf(("fixed", "throughput")),
@@ -141,8 +170,12 @@ OPTIONS_BY_SECTION: dict[str, dict[str, OptionRow]] = {
         ),
         "draft_length": OptionRow(
             Whole(0, MOST_LAYERS),
-            lambda o: {"fixed": 4, "throughput": 8, None: None}[o.draft_policy],
-            "Layers of a drafted forest [4; throughput: at most 8].",
+            lambda o: {
+                "fixed": 4,
+                "throughput": 16 if _is_predicted(o) else 8,
+                None: None,
+            }[o.draft_policy],
+            "Layers of a drafted forest [4; throughput: at most 8, 16 with a predicted text].",
             needs=(HAS_DRAFT, DRAFTING),
             neutral=(0,),
         ),

@@ -144,6 +144,16 @@ class OneOf:
 
 
 @dataclass(frozen=True)
+class Text:
+    """Any text."""
+
+    def read(self, name: str, value: object) -> str:
+        if not isinstance(value, str):
+            raise ConfigError(f"{name} is {shown(value)}; expected a text")
+        return str.__str__(value)
+
+
+@dataclass(frozen=True)
 class Texts:
     """A text that a finished text may contain, or at most ``most_texts``: a tuple of them."""
 

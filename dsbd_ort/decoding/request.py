@@ -52,9 +52,9 @@ class DecodingRequest:
         trace: receives every iteration.
         num_sharers: returns how many requests share the engine calls now, for the same policy.
         source: see ``Forward.source``.
-        copied_ids: tokens that the output may repeat, as those of a source: the n-gram drafter
-            reads them before the prompt. A function returns them once they are known, before that
-            none.
+        copied_ids: tokens that the output may repeat, as those of a source or a predicted text,
+            for the n-gram drafter; if ``config.predicted_token_ids`` is given, those. A function
+            returns them once they are known, before that none.
         allowed_mass: records how much of the target's distributions processors leave; None: off.
         preempts: for tests: returns whether the request's rows are dropped before this engine call
             and computed again; of several requests the youngest is asked. None: only for room.
@@ -87,6 +87,8 @@ class DecodingRequest:
     def __post_init__(self) -> None:
         settled = self.config.settled(costs_are_known=self.costs is not None)
         vars(self)["config"] = settled  # frozen
+        if settled.predicted_token_ids:
+            vars(self)["copied_ids"] = settled.predicted_token_ids
 
     @property
     def identity(self) -> RowIdentity:
@@ -140,6 +142,11 @@ def check_request(request: DecodingRequest, target: EngineSpec, draft: EngineSpe
             f"stop_strings is {shown(config.stop_strings)}, but decoding sees tokens, not text; "
             "give decode a stop state as well, or use Pipeline"
         )
+    if config.predicted_text:
+        raise DecodingError(
+            f"predicted_text is {shown(config.predicted_text)}, but decoding sees tokens, not "
+            "text; give predicted_token_ids, or use Pipeline"
+        )
     constraint = (
         [("constraint is", request.running_constraint)] if request.running_constraint else []
     )
@@ -188,6 +195,7 @@ def check_request(request: DecodingRequest, target: EngineSpec, draft: EngineSpe
 def _check_token_ids(config: DecodingConfig, vocab_size: int) -> None:
     ids_by_field = {
         "logit_bias": [token for token, _ in config.logit_bias],
+        "predicted_token_ids": config.predicted_token_ids,
         "bad_words_ids": [token for word in config.bad_words_ids for token in word],
         "suppress_tokens": config.suppress_tokens,
         "begin_suppress_tokens": config.begin_suppress_tokens,

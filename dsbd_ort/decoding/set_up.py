@@ -188,6 +188,7 @@ def _paths(request: DecodingRequest, vocab_size: int) -> _Paths:
             config.temperature or 1.0,
             only_long_matches=config.has_draft_model,
             copied_ids=request.copied_ids,
+            num_beams=config.num_beams,
         )
     states: list[PathStates] = []
     seed = int(request.rng.integers(2**63))

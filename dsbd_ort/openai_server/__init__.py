@@ -8,6 +8,7 @@ A request passes through, in this order:
     request_fields.py       the table of request fields: done, accepted, refused
     protocol.py             request fields and response parts of both endpoints
     chat.py completions.py  request and response of one endpoint each
+    item_requests.py        request of /v1/responses, read as a chat; item_responses.py: its answer
     planner.py              request body -> engine requests; settings.py: their limits
     generation.py           engine requests of one HTTP request, run and cancelled together
     responses.py            engine results -> one response or a stream of chunks

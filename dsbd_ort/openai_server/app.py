@@ -26,6 +26,8 @@ from dsbd_ort.openai_server.errors import (
     unknown_model,
 )
 from dsbd_ort.openai_server.generation import Gate, GenerationHandler
+from dsbd_ort.openai_server.item_requests import ResponsesBody
+from dsbd_ort.openai_server.item_responses import ItemResponse, ItemResponseBuilder
 from dsbd_ort.openai_server.metrics import Metrics
 from dsbd_ort.openai_server.middleware import AccessLog, ApiKeyCheck, BodyLimit, JsonByDefault
 from dsbd_ort.openai_server.planner import Planner
@@ -97,6 +99,21 @@ def _add_generation(app: FastAPI, handler: GenerationHandler, planner: Planner) 
             planner.plan_chat,
             lambda head, plan: ChatBuilder(head, plan.tools),
             "chatcmpl",
+        )
+
+    @app.post(
+        "/v1/responses",
+        response_model=None,
+        responses={200: {"model": ItemResponse, "content": _STREAM}, **_4XX_AND_5XX},
+    )
+    async def responses(request: Request, body: ResponsesBody) -> Response:
+        """Answer a conversation, with the items and events of OpenAI's newer endpoint."""
+        return await handler.respond(
+            request,
+            body.chat_body(),
+            planner.plan_chat,
+            lambda head, plan: ItemResponseBuilder(head, plan.tools, body),
+            "resp",
         )
 
 

@@ -9,9 +9,10 @@ from typing import Any, Literal, get_type_hints
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from dsbd_ort.decoding import STRATEGIES, DecodingOptions
+from dsbd_ort.decoding.drafting.prediction import Prediction
 from dsbd_ort.decoding.option_table import OPTION_TABLE
 from dsbd_ort.decoding.option_values import did_you_mean
-from dsbd_ort.openai_server.errors import bad_request
+from dsbd_ort.openai_server.errors import ErrorResponse, bad_request
 from dsbd_ort.openai_server.request_fields import FIELDS, without_neutral
 from dsbd_ort.openai_server.structured import ConstraintFields
 from dsbd_ort.prompts import LANGUAGE_OPTIONS
@@ -54,6 +55,28 @@ class StreamOptions(BaseModel):
     include_obfuscation: Literal[False] | None = None
 
 
+class PredictedPart(BaseModel):
+    """A part of a predicted text."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    type: Literal["text"]
+    text: str
+
+
+class PredictedContent(BaseModel):
+    """OpenAI's ``prediction``: a text that the answer is expected to repeat, except for edits."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    type: Literal["content"]
+    content: str | list[PredictedPart]
+
+    @property
+    def text(self) -> str:
+        if isinstance(self.content, str):
+            return self.content
+        return "".join(part.text for part in self.content)
+
+
 class GenerationBody(ConstraintFields):
     """Request fields of both endpoints; all other fields are those of DecodingConfig."""
 
@@ -73,6 +96,7 @@ class GenerationBody(ConstraintFields):
     min_tokens: int | None = Field(None, ge=0)
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    prediction: PredictedContent | None = None
 
     @property
     def has_media(self) -> bool:
@@ -104,6 +128,10 @@ class GenerationBody(ConstraintFields):
                 message = f"{openai_name} contradicts another field for {name}; use one of them"
                 raise bad_request(message, openai_name)
             options[name] = value
+        if self.prediction is not None:
+            if other := next((n for n in options if n.startswith("predicted_")), None):
+                raise bad_request(f"prediction contradicts {other}; use one of them", "prediction")
+            options["predicted_text"] = self.prediction.text
         return options
 
 
@@ -115,12 +143,34 @@ def absent_if_none() -> Any:
     return Field(None, exclude_if=lambda value: value is None)
 
 
+class CompletionTokensDetails(BaseModel):
+    """Tokens of a predicted text that the returned sequences repeat, and those that they do not."""
+
+    accepted_prediction_tokens: int
+    rejected_prediction_tokens: int
+
+    @classmethod
+    def of(
+        cls, predicted_ids: Sequence[int], outputs: Sequence[Sequence[int]]
+    ) -> CompletionTokensDetails | None:
+        """Return the counts over all outputs; None without a prediction or an output."""
+        if not (predicted_ids and outputs):
+            return None
+        prediction = Prediction(predicted_ids)
+        num_accepted = sum(map(prediction.num_repeated, outputs))
+        return cls(
+            accepted_prediction_tokens=num_accepted,
+            rejected_prediction_tokens=len(predicted_ids) * len(outputs) - num_accepted,
+        )
+
+
 class Usage(BaseModel):
     """Tokens of the prompts, and of the returned sequences."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+    completion_tokens_details: CompletionTokensDetails | None = absent_if_none()
 
 
 class Report(BaseModel):
@@ -198,6 +248,7 @@ class ResponseBuilder:
 
     response: type[BaseModel]
     chunk: type[BaseModel]
+    end = "data: [DONE]\n\n"  # of a stream
 
     def __init__(self, head: ResponseHead) -> None:
         self._head = head.model_dump()
@@ -211,6 +262,10 @@ class ResponseBuilder:
         """Return a server-sent event: a chunk with these choices; ``usage``: so far."""
         chunk = self.chunk(**self._head, choices=choices, usage=usage, dsbd=report)
         return f"data: {chunk.model_dump_json()}\n\n"
+
+    def error_event(self, error: ErrorResponse) -> str:
+        """Return the event of a stream that fails."""
+        return f"data: {error.json()}\n\n"
 
     def first_choice(self, index: int) -> BaseModel | None:
         """Return the choice of the first chunk; None if the endpoint has no such chunk."""

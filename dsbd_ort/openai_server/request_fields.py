@@ -57,7 +57,6 @@ FIELDS: dict[str, RequestField] = {
     "verbosity": Refused("the model has only one level", ("medium",)),
     "modalities": Refused("answers are texts", (["text"],)),
     "audio": Refused("answers are texts"),
-    "prediction": Refused("the draft model predicts"),
     "suffix": Refused("a prompt is continued; nothing is inserted", ("",)),
     "store": Refused("nothing is stored", (False,)),
     "service_tier": Refused("only one tier is supported", ("auto", "default")),

@@ -11,10 +11,12 @@ from dsbd_ort.decoding.top_tokens import PromptLogprobs, TokenLogprobs
 from dsbd_ort.openai_server.chat import ChatBuilder
 from dsbd_ort.openai_server.completions import CompletionBuilder
 from dsbd_ort.openai_server.errors import ErrorResponse
+from dsbd_ort.openai_server.item_responses import ItemResponseBuilder
 from dsbd_ort.openai_server.planner import GenerationPlan
 from dsbd_ort.openai_server.protocol import (
     FINISH_REASONS,
     ChoiceReport,
+    CompletionTokensDetails,
     FinishReason,
     Report,
     ScoredToken,
@@ -121,7 +123,7 @@ def pieces_of(start: TextWindow, *parts: Scored) -> TokenPieces:
     )
 
 
-Builder = ChatBuilder | CompletionBuilder
+Builder = ChatBuilder | CompletionBuilder | ItemResponseBuilder
 Results = AsyncIterator[tuple[int, StreamPiece | GenerationResult]]
 """Pieces and results of a plan's engine requests, each with the index of its engine request."""
 
@@ -138,13 +140,14 @@ async def full_response(
     }
     in_order = [result_by_index[index] for index in range(len(plan.configs))]
     choices: list[BaseModel] = []
-    num_new_tokens = 0
+    num_new_tokens, returned = 0, list[GeneratedSequence]()
     for prompt_index, prompt_ids in enumerate(plan.prompts):
         of_prompt = in_order[prompt_index * plan.num_samples :][: plan.num_samples]
         scored = of_prompt[0].prompt_logprobs
         first = prompt_index * plan.num_choices * plan.num_copies  # though there may be fewer
         for index, sequence in enumerate(_returned(plan, of_prompt), first):
             num_new_tokens += 0 if plan.drops_new_tokens else len(sequence.token_ids)
+            returned.append(sequence)
             tokens = None
             if tokenizer is not None:
                 tokens = _choice_pieces(plan, prompt_ids, sequence, scored, tokenizer)
@@ -153,7 +156,7 @@ async def full_response(
             rank = ChoiceReport.of(sequence, names_tokens=plan.names_tokens)
             finish_reason = _finish_reason(plan, sequence)
             choices.append(builder.choice(index, text, tokens, finish_reason, rank))
-    usage = _usage(plan, num_new_tokens)
+    usage = _usage(plan, num_new_tokens, returned)
     return builder.full(choices, usage, _report(plan, plan.seed(), in_order))
 
 
@@ -225,10 +228,10 @@ async def streamed_events(
             for chunk in chunks:
                 yield chunk
         if options.include_usage:
-            yield builder.event(usage=_usage(plan, choices.num_new_tokens))
+            yield builder.event(usage=_usage(plan, choices.num_new_tokens, choices.returned))
     except ErrorResponse as error:
-        yield f"data: {error.json()}\n\n"
-    yield "data: [DONE]\n\n"
+        yield builder.error_event(error)
+    yield builder.end
 
 
 class _ChoiceStreams:
@@ -259,6 +262,7 @@ class _ChoiceStreams:
         ]
         self._texts = [start and TokenTexts(start) for start in self._starts]
         self.num_new_tokens = 0
+        self.returned: list[GeneratedSequence] = []
 
     def first_chunks(self) -> Iterator[str]:
         """Yield the chunks that begin the choices of requests that return a fixed number."""
@@ -295,6 +299,7 @@ class _ChoiceStreams:
         texts = self._texts[request_index]
         rest = texts.finish() if texts else None
         sequences = [each for each in result.sequences for _ in range(self._plan.num_copies)]
+        self.returned += sequences
         # Processors or a constraint may leave fewer sequences than beams.
         for index, sequence in zip(self._choices(request_index), sequences, strict=False):
             if not self._is_streamed(request_index):
@@ -324,11 +329,17 @@ class _ChoiceStreams:
         return _usage(self._plan, self.num_new_tokens) if self._has_usage else None
 
 
-def _usage(plan: GenerationPlan, num_new_tokens: int) -> Usage:
+def _usage(
+    plan: GenerationPlan, num_new_tokens: int, returned: Sequence[GeneratedSequence] = ()
+) -> Usage:
+    """Return the usage; ``returned``: the sequences that have ended."""
     return Usage(
         prompt_tokens=plan.num_prompt_tokens,
         completion_tokens=num_new_tokens,
         total_tokens=plan.num_prompt_tokens + num_new_tokens,
+        completion_tokens_details=CompletionTokensDetails.of(
+            plan.configs[0].predicted_token_ids, [sequence.token_ids for sequence in returned]
+        ),
     )
 
 

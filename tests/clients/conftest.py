@@ -11,6 +11,7 @@ from dsbd_ort import Pipeline
 from dsbd_ort.engine import Service
 from dsbd_ort.openai_server.chat import ChatBody
 from dsbd_ort.openai_server.completions import CompletionBody
+from dsbd_ort.openai_server.item_requests import ITEM_FIELDS, ResponsesBody
 from dsbd_ort.openai_server.protocol import OPTION_NAMES
 from dsbd_ort.openai_server.request_fields import FIELDS
 from dsbd_runtime.bundle_files.bundle import Bundle
@@ -31,7 +32,8 @@ class Served:
 
     def check_traffic(self) -> None:
         """Check that nothing was refused, and that the table or a body has every field."""
-        declared = {*ChatBody.model_fields, *CompletionBody.model_fields}
+        bodies = ChatBody, CompletionBody, ResponsesBody
+        declared = {*ITEM_FIELDS, *(name for body in bodies for name in body.model_fields)}
         sent = self.recorder.fields
         assert sent and sent <= {*FIELDS, *OPTION_NAMES, *declared}
         assert set(self.recorder.statuses) == {200}

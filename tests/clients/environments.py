@@ -13,6 +13,7 @@ ROOT = Path(__file__).parents[2]
 PROGRAMS = Path(__file__).with_name("programs")
 REQUIREMENTS = {  # pinned: docs/serving_reference.md lists the clients that were tested
     "openai": ["openai==3.54.0"],
+    "agents": ["openai-agents==0.24.0"],
     "litellm": ["litellm==1.106.2"],
     "langchain": ["langchain-openai==1.7.3"],
     "llama_index": ["llama-index-llms-openai-like==0.8.1"],

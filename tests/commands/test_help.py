@@ -61,9 +61,9 @@ def test_the_options_of_a_run_stand_in_sections():
         "typical-p",
         "seed",
     ]
-    own_flags = {"stop_strings", "constraint", *IN_PYTHON_ALONE}
+    own_flags = {"stop_strings", "constraint", "predicted_text", *IN_PYTHON_ALONE}
     flags = [f"--{name.replace('_', '-')}" for name in OPTION_TABLE if name not in own_flags]
-    assert all(flag in text for flag in flags)
+    assert all(flag in text for flag in [*flags, "--predicted-file"])
     assert "Which strategy: dsbd" in text
 
 

@@ -48,6 +48,20 @@ def test_json_is_one_object_with_sequences_and_statistics(demo_bundle):
     assert set(data["sequences"][0]) == {"text", "token_ids", "token_logprobs", "logprob", "score", "finish_reason"}  # fmt: skip # noqa: E501
 
 
+def test_a_predicted_file_drafts_and_changes_nothing(demo_bundle, tmp_path):
+    arguments = ["--prompt", "def f(x):", "--json", "--strategy", "speculative", *SHORT]
+    plain = json.loads(dsbd_run(demo_bundle, *arguments).stdout)
+    file = tmp_path / "old.py"
+    file.write_text(plain["sequences"][0]["text"])
+    shape = ["--draft-length", "8"]
+    found = json.loads(dsbd_run(demo_bundle, *arguments, *shape, "--predicted-file", file).stdout)
+    ids = [[s["token_ids"] for s in each["sequences"]] for each in (found, plain)]
+    assert ids[0] == ids[1]
+    assert found["stats"]["drafter"] == "model+ngram" and found["stats"]["num_iterations"] == 1
+    missing = dsbd_run(demo_bundle, *arguments, "--predicted-file", "/no/such/file")
+    assert_one_line_error(missing, "--predicted-file /no/such/file cannot be read")
+
+
 def test_every_decoding_option_is_an_option_of_the_command():
     flags = {parameter.name for parameter in run.params}
     fields = set(DecodingConfig.__dataclass_fields__) - {"constraint", *IN_PYTHON_ALONE}

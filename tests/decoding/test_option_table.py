@@ -32,6 +32,8 @@ MEANINGFUL = {  # option: (strategies to which it means something, a value that 
     "min_beams": ({"dsbd"}, 3),
     "accept_threshold": ({"dsbd"}, 0.01),
     "drafter": (DRAFT - {"mjsd"}, "ngram"),
+    "predicted_text": (DRAFT - {"mjsd"}, "def f"),
+    "predicted_token_ids": (DRAFT - {"mjsd"}, (1, 2, 3)),
     "draft_policy": (DRAFT - {"mjsd"}, "throughput"),
     "draft_length": (DRAFT, 2),
     "draft_beams": (DRAFT - {"speculative"}, 6),
@@ -141,7 +143,8 @@ def test_an_option_means_something_or_is_refused(name: str, strategy: str) -> No
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_what_a_strategy_takes_has_an_effect(strategy: str) -> None:
-    without_effect = {"stop_strings", "skip_special_tokens", "draft_policy"}  # need texts, costs
+    # need texts, costs
+    without_effect = {"stop_strings", "skip_special_tokens", "draft_policy", "predicted_text"}
     if STRATEGIES[strategy].rule in ("search", "joint-greedy"):
         without_effect.add("seed")  # taken everywhere: clients send it
     for name, (strategies, value) in MEANINGFUL.items():

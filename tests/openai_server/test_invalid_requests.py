@@ -275,8 +275,8 @@ def test_an_unknown_field_is_refused_with_the_nearest_one(server, field, meant):
 
 
 ENDPOINTS_OF_TEXTS = (
-    "this server has POST /v1/completions, POST /v1/chat/completions, GET /v1/models, "
-    "GET /v1/models/{name}, GET /health, GET /ready, GET /metrics"
+    "this server has POST /v1/completions, POST /v1/chat/completions, POST /v1/responses, "
+    "GET /v1/models, GET /v1/models/{name}, GET /health, GET /ready, GET /metrics"
 )
 
 
@@ -285,7 +285,6 @@ ENDPOINTS_OF_TEXTS = (
     [
         ("GET", "/", f"unknown path /; {ENDPOINTS_OF_TEXTS}"),
         ("POST", "/v1/embeddings", f"unknown path /v1/embeddings; {ENDPOINTS_OF_TEXTS}"),
-        ("POST", "/v1/responses", f"/v1/responses is not supported; {ENDPOINTS_OF_TEXTS}"),
         ("GET", "/v1/responses/r1", f"/v1/responses/r1 is not supported; {ENDPOINTS_OF_TEXTS}"),
         ("GET", "/v1/completions", "GET /v1/completions is not supported; use POST"),
         ("POST", "/v1/models", "POST /v1/models is not supported; use GET"),

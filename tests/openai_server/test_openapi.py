@@ -28,6 +28,7 @@ ROLES = ["user", "system", "assistant", "tool", "developer", "critic"]
 OPERATIONS = {  # how many cases of each kind
     ("POST", "/v1/completions"): 100,
     ("POST", "/v1/chat/completions"): 100,
+    ("POST", "/v1/responses"): 60,
     ("GET", "/v1/models/{name}"): 30,
     ("GET", "/v1/models"): 3,
     ("GET", "/health"): 3,

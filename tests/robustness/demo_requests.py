@@ -112,6 +112,10 @@ def demo_requests(draw: st.DrawFn, most_top_k: int = 0, texts: Texts = DEMO_TEXT
         "seed": draw(st.integers(0, 2**31)),
         **{name: draw(VALUES[name]) for name in chosen},
     }
+    if "predicted_token_ids" in options and draw(st.booleans()):
+        options["predicted_text"] = draw(st.sampled_from([*texts.stops, "class Node:\n    def"]))
+        if not rarely:  # both together are refused
+            del options["predicted_token_ids"]
     if most_top_k and STRATEGIES[strategy].rule != "search":
         options["top_k"] = draw(st.integers(1, most_top_k))
     kind = options.get("constraint", "none")

@@ -27,6 +27,7 @@ from tests.robustness.preempting import ForcedPreemptions
 TABLE_KINDS = ("smooth", "peaked", "rounded", "equal", "forbidding")
 DRAFT_KINDS = ("itself", "mixed", "hostile", "forbidding", "features")
 FEATURES = "features"  # mixed, or hostile where a row comes from the draft's own feature
+PREDICTED = "predicted_token_ids"
 NO_DRAFT = "none"  # of requests that need no draft model
 HEADS = ("top", "full", "proposed")
 """Outputs of the engines; "proposed": the draft's largest logits, of a vocabulary of its own."""
@@ -179,6 +180,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "min_beams": st.integers(1, 3),
     "accept_threshold": st.sampled_from([0.0, 0.3, 0.7, 1.0]),
     "drafter": st.sampled_from([None, "model", "ngram", "model+ngram", "none"]),
+    "predicted_token_ids": st.lists(st.integers(0, 4), max_size=12),
     "draft_policy": st.sampled_from([None, "fixed", "throughput"]),
     "draft_length": st.integers(0, 4),
     "draft_beams": st.one_of(st.integers(1, 9), st.lists(st.integers(1, 9), max_size=4)),
@@ -228,7 +230,14 @@ OF_RULE = {  # fields that only strategies of some rules take
     "joint_tokens": ("joint-greedy",),
     "joint_beams": ("joint-greedy",),
 }
-OF_DRAFT = ("drafter", "draft_policy", "draft_length", "draft_beams")
+OF_DRAFT = (
+    "drafter",
+    "predicted_text",
+    "predicted_token_ids",
+    "draft_policy",
+    "draft_length",
+    "draft_beams",
+)
 OF_BEAMS = ("num_beams", "num_return_sequences", "early_stopping")
 OF_TREE = ("draft_beams", "replacement")
 OF_DSBD = ("width_policy", "min_beams", "accept_threshold", "memory")
@@ -269,7 +278,7 @@ def whole_requests(draw: st.DrawFn, strategy: str, largest_vocab: int = 300) -> 
             options.pop(name, None)
         elif name in options:
             options[name] %= vocab_size
-    for name in ("bad_words_ids", "suppress_tokens", "begin_suppress_tokens"):
+    for name in ("bad_words_ids", "suppress_tokens", "begin_suppress_tokens", PREDICTED):
         options[name] = within(options.get(name, []), vocab_size)
     if options.get("no_timestamps_token_id") is None:
         options.pop("max_initial_timestamp_index", None)

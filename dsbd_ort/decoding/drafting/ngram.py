@@ -2,7 +2,8 @@
 
 Contexts of several lengths are looked up, the longest first; each gives its share of the
 probability by how often it was seen, and leaves the rest to shorter ones (interpolated back-off,
-after Witten and Bell 1991). Tokens that no context lists are never proposed.
+after Witten and Bell 1991). Tokens that no context lists are never proposed. A text that the output
+may repeat as a whole comes first: there the place of a path decides (``prediction.py``).
 """
 
 import math
@@ -13,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsbd_forward.rows import NO_INTS
+from dsbd_ort.decoding.drafting.prediction import Place, Prediction
 from dsbd_ort.decoding.logits_processing.path_states import Nodes, Tokens
 
 _DOUBTS = {8: 0.05, 5: 0.15, 3: 0.5, 2: 1.0, 1: 3.0}
@@ -83,26 +85,31 @@ class NGramPool:
 
 
 class NGramPaths:
-    """The last tokens of every node's path, kept in step with the forest; see PathStates."""
+    """Last tokens of every node's path, and its place; kept in step with the forest, PathStates."""
 
-    def __init__(self, prompt_ids: Sequence[int]) -> None:
+    def __init__(self, prompt_ids: Sequence[int], prediction: Prediction) -> None:
         self._tails = [tuple(map(int, prompt_ids[-_LONGEST - 1 :]))]
+        self._prediction = prediction
+        self._places = [Place()]
 
     def tails(self, nodes: Nodes) -> list[tuple[int, ...]]:
         return [self._tails[node] for node in nodes.tolist()]
 
+    def places(self, nodes: Nodes) -> list[Place]:
+        return [self._places[node] for node in nodes.tolist()]
+
     def add(self, parents: Nodes, tokens: Tokens) -> None:
         """See PathStates.add; no path ends by it."""
-        self._tails += [
-            (*self._tails[parent][-_LONGEST:], token)
-            for parent, token in zip(parents.tolist(), tokens.tolist(), strict=True)
-        ]
+        for parent, token in zip(parents.tolist(), tokens.tolist(), strict=True):
+            tail = (*self._tails[parent][-_LONGEST:], token)
+            self._tails.append(tail)
+            self._places.append(self._prediction.after(self._places[parent], tail))
 
     def would_end(self, parents: Nodes, tokens: Tokens) -> None:
         """See PathStates.would_end."""
 
     def prune(self, kept: Nodes, is_absorbing: NDArray[np.int64]) -> None:
-        self._tails = [self._tails[old] for old in kept.tolist()]
+        self._tails, self._places = self.tails(kept), self.places(kept)
 
 
 @dataclass(frozen=True)
@@ -126,28 +133,32 @@ class NGramDrafter:
         *,
         only_long_matches: bool,
         copied_ids: Sequence[int] | Callable[[], Sequence[int]] = (),
+        num_beams: int = 1,
     ) -> None:
         """Count the prompt; ``temperature`` sharpens the distribution as it does a model's.
 
-        only_long_matches: propose nothing after other paths. copied_ids: tokens that the output may
-        repeat from the beginning on, as a source: they follow the prompt's first token. Those that
-        a function returns, none until they are known, follow the prompt.
+        only_long_matches: propose nothing after other paths, which a model drafts. copied_ids:
+            tokens that the output may repeat from the beginning on, as a source or a prediction: if
+            a model drafts too, these alone. Those that a function returns, none until they are
+            known, follow the prompt. num_beams: of the request.
         """
-        self.paths = NGramPaths(prompt_ids)
-        self._own = NGramCounts()
         self._late_ids = copied_ids if callable(copied_ids) else None
+        self._prediction = Prediction(() if callable(copied_ids) else copied_ids)
+        self.paths = NGramPaths(prompt_ids, self._prediction)
+        self._own = NGramCounts()
         self._prompt_end = prompt_ids[-_LONGEST:]
         if copied_ids and not callable(copied_ids):
             self._own.add_text([*prompt_ids[:1], *copied_ids])
         self._own.add_text(prompt_ids)
         self._pool = pool
         self._exponent = 1.0 / max(temperature, 0.1)
-        self._only_long_matches = only_long_matches
+        self._only_long_matches, self._num_beams = only_long_matches, num_beams
 
     def learn(self, nodes: Nodes) -> None:
         """Count the last token of these paths, each a committed one and for the first time."""
         for tail in self.paths.tails(nodes):
             self._own.add(tail[:-1], tail[-1])
+        self._prediction.learn(self.paths.places(nodes))
 
     def proposals(self, nodes: Nodes) -> Proposals:
         """Return what may follow the paths of nodes."""
@@ -156,8 +167,9 @@ class NGramDrafter:
             self._late_ids = None
         tables = [self._own, *(self._pool.counts if self._pool else ())]
         paths, tokens, log_probs, unlisted = list[int](), list[int](), list[float](), list[float]()
+        places = self.paths.places(nodes)
         for path, tail in enumerate(self.paths.tails(nodes)):
-            listed, left = self._following(tail[-_LONGEST:], tables)
+            listed, left = self._following(tail[-_LONGEST:], places[path], tables)
             paths += [path] * len(listed)
             tokens += listed
             log_probs += listed.values()
@@ -167,10 +179,10 @@ class NGramDrafter:
         return Proposals(*map(np.array, (paths, tokens, log_probs, unlisted)))
 
     def _following(
-        self, tail: tuple[int, ...], tables: list[NGramCounts]
+        self, tail: tuple[int, ...], place: Place, tables: list[NGramCounts]
     ) -> tuple[dict[int, float], float]:
         """Return log-probabilities of the tokens that may follow, and the probability of others."""
-        shares, left = self._shares(tail, tables)
+        shares, left = self._shares(tail, place, tables)
         if len(shares) > _MOST_LISTED:
             best = sorted(shares.items(), key=lambda item: -item[1])
             left += sum(share for _, share in best[_MOST_LISTED:])
@@ -181,12 +193,17 @@ class NGramDrafter:
         return {token: math.log(power / total) for token, power in powers.items()}, rest / total
 
     def _shares(
-        self, tail: tuple[int, ...], tables: list[NGramCounts]
+        self, tail: tuple[int, ...], place: Place, tables: list[NGramCounts]
     ) -> tuple[dict[int, float], float]:
         """Return the probabilities of all tokens seen after a context, and that of the others."""
-        shares: dict[int, float] = {}
-        left = 1.0
+        shares = self._prediction.shares(place)
+        if self._only_long_matches and self._prediction.token_ids:
+            shares = shares if self._prediction.replaces_model(place, self._num_beams) else {}
+            return shares, 1.0 - sum(shares.values())
+        left = 1.0 - sum(shares.values())
         for length, doubt in _DOUBTS.items():
+            if left < 1.0 - _ENOUGH:
+                break
             if length > len(tail):
                 continue
             if self._only_long_matches and length < _LONG_MATCH and not shares:
@@ -201,6 +218,4 @@ class NGramDrafter:
                 left -= share
                 for token, count in counts.items():
                     shares[token] = shares.get(token, 0.0) + share * count / total
-            if left < 1.0 - _ENOUGH:
-                break
         return shares, left

@@ -18,4 +18,8 @@ scored = ChatOpenAI(**server, max_tokens=8, logprobs=True, top_logprobs=3).invok
 found["tops"] = [len(t["top_logprobs"]) for t in scored.response_metadata["logprobs"]["content"]]
 found["text"] = OpenAI(**server, max_tokens=8).invoke("def f(")
 found["text_stream"] = "".join(OpenAI(**server, max_tokens=8).stream("def f("))
+own = {"seed": None, "extra_body": {"seed": 3}}  # the SDK's method has no seed
+said = ChatOpenAI(**{**server, **own}, max_tokens=8, use_responses_api=True)
+found["response"] = said.invoke(messages).text
+found["response_stream"] = "".join(str(part.text) for part in said.stream(messages))
 print(json.dumps(found))

@@ -1,4 +1,4 @@
-"""OpenAI's own client: completions, chats, streams, samples, log-probabilities."""
+"""OpenAI's own client: completions, chats, responses, streams, samples, log-probabilities."""
 
 import json
 import sys
@@ -36,5 +36,14 @@ for choice, seed in [(choice, seed) for choice in choices for seed in range(2)]:
     for name, said in (("calls", message), ("streamed_calls", streamed)):
         calls = [(call.function.name, call.function.arguments) for call in said.tool_calls or ()]
         found[name].append((said.content or "", calls))
+said = {"model": model, "input": "Hey", "max_output_tokens": 8, "extra_body": {"seed": 3}}
+found["response"] = client.responses.create(**said).output_text
+events = list(client.responses.create(**said, stream=True))
+found["response_events"] = [event.type for event in events]
+found["response_stream"] = events[-1].response.output_text
+said["max_output_tokens"] = 600
+form = {"type": "json_schema", "name": "city", "schema": place, "strict": True}
+with client.responses.stream(**said, text={"format": form}) as stream:
+    found["response_json"] = stream.get_final_response().output_text
 found["model"] = client.models.list().data[0].id
 print(json.dumps(found))

@@ -1,0 +1,272 @@
+"""Request of /v1/responses: items of a conversation, read as the same request to the chat endpoint.
+
+/v1/responses                              chat
+instructions                               a first system message
+message, with input_text or output_text    a message
+function_call                              tool_calls of an assistant message
+function_call_output                       a message of role tool
+tools, tool_choice: a flat function        the function in a field of its own
+text.format                                response_format
+max_output_tokens                          max_completion_tokens
+
+Nothing is stored, so the whole conversation is in ``input``.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, get_args
+
+from fastapi.exceptions import RequestValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationError,
+    model_validator,
+)
+
+from dsbd_ort.openai_server.chat import ChatBody
+from dsbd_ort.openai_server.errors import bad_request
+from dsbd_ort.openai_server.request_fields import Refused, refusal
+from dsbd_runtime.typed_json import in_short
+
+_STORED = "nothing is stored; send the whole conversation as input"
+ITEM_FIELDS = {
+    "previous_response_id": Refused(_STORED),
+    "conversation": Refused(_STORED),
+    "prompt": Refused("no prompts are stored; use instructions and input"),
+    "store": Refused("nothing is stored", (False,)),
+    "background": Refused("a response is made while its client waits", (False,)),
+    "include": Refused("an answer has no such parts", ([], ["reasoning.encrypted_content"])),
+    "reasoning": Refused("the model has only one level", ({}, {"effort": "none"})),
+    "truncation": Refused("a conversation is never cut silently", ("disabled",)),
+    "context_management": Refused("a conversation is never cut silently", ([],)),
+    "max_tool_calls": Refused("there are no hosted tools, which it counts"),
+    "moderation": Refused("nothing is moderated"),
+    "top_logprobs": Refused("use /v1/chat/completions for log-probabilities", (0,)),
+    "logprobs": Refused("use /v1/chat/completions for log-probabilities", (False,)),
+    "stream_options": Refused("events are sent as they are", ({}, {"include_obfuscation": False})),
+    **dict.fromkeys(("n", "num_return_sequences"), Refused("a response has one answer", (1,))),
+    "prompt_cache_options": Refused("prompts that begin alike share their cache rows anyway"),
+    "prompt_cache_retention": Refused("rows are kept as long as there is room", ("in_memory",)),
+}
+"""Fields of the endpoint that are refused unless neutral; ``FIELDS`` has those of all endpoints."""
+_NAMES_BY_CHAT = {
+    "messages": "input",
+    "max_tokens": "max_output_tokens",
+    "max_completion_tokens": "max_output_tokens",
+    "response_format": "text.format",
+}
+
+
+class _Part(BaseModel):
+    """A part of a request, in which null is the same as nothing: clients send what they got."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    use: ClassVar[str] = ""  # instead of a type that is not supported
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        kind, field = given.get("type"), cls.model_fields.get("type")
+        kinds = get_args(field.annotation) if field else ()
+        if kinds and isinstance(kind, str) and kind not in kinds:
+            use = cls.use or " or ".join(kinds)
+            raise ValueError(f"type {in_short(kind)} is not supported; use {use}")
+        return _without_nulls(given)
+
+
+class _Item(_Part):
+    """An item of the conversation; of an earlier answer ``id`` and ``status``, unused."""
+
+    id: str | None = None
+    status: str | None = None
+
+
+class InputText(_Part):
+    """A text; of an earlier answer ``annotations`` and ``logprobs``, unused."""
+
+    type: Literal["input_text", "output_text"]
+    text: str
+    annotations: list[Any] | None = None
+    logprobs: list[Any] | None = None
+
+
+class InputMessage(_Item):
+    """A message; ``phase`` is that of an earlier answer, unused."""
+
+    use = "message, function_call or function_call_output"
+    type: Literal["message"] = "message"
+    role: Literal["user", "assistant", "system", "developer"]
+    content: str | list[InputText]
+    phase: str | None = None
+
+
+class PastFunctionCall(_Item):
+    """A call that the model has made."""
+
+    type: Literal["function_call"]
+    call_id: str
+    name: str
+    arguments: str
+
+
+class FunctionCallOutput(_Item):
+    """The result of a call."""
+
+    type: Literal["function_call_output"]
+    call_id: str
+    output: str | list[InputText]
+
+
+def _kind_of_item(item: Any) -> str:
+    kind = item.get("type") if isinstance(item, dict) else getattr(item, "type", None)
+    return kind if kind in ("function_call", "function_call_output") else "message"
+
+
+InputItem = Annotated[
+    Annotated[InputMessage, Tag("message")]
+    | Annotated[PastFunctionCall, Tag("function_call")]
+    | Annotated[FunctionCallOutput, Tag("function_call_output")],
+    Discriminator(_kind_of_item),
+]
+
+
+class FunctionTool(_Part):
+    """A function that the model may call."""
+
+    use = "function: this server has no hosted tools"
+    type: Literal["function"]
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+    def for_chat(self) -> dict[str, Any]:
+        function = self.model_dump(exclude={"type"}, exclude_none=True)
+        return {"type": "function", "function": function}
+
+
+class ChosenFunction(_Part):
+    """A ``tool_choice`` that names a function."""
+
+    type: Literal["function"]
+    name: str
+
+
+class TextFormat(_Part):
+    """The form of the text; a schema is in the format itself."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = None
+    description: str | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    strict: bool | None = None
+
+    def for_chat(self) -> dict[str, Any]:
+        if self.type != "json_schema":
+            return {"type": self.type}
+        schema = self.model_dump(by_alias=True, exclude={"type"})
+        return {"type": self.type, "json_schema": schema}
+
+
+class TextOptions(_Part):
+    """The field ``text``."""
+
+    format: TextFormat | None = None
+    verbosity: Literal["medium"] | None = None
+
+
+class ResponsesBody(BaseModel):
+    """The request; all other fields are those of the chat endpoint."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+    model: str
+    input: str | list[InputItem]
+    instructions: str | None = None
+    tools: list[FunctionTool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ChosenFunction | None = None
+    parallel_tool_calls: bool | None = None
+    text: TextOptions | None = None
+    max_output_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    stream: bool | None = None
+
+    def chat_body(self) -> ChatBody:
+        """Return the same request to the chat endpoint.
+
+        ErrorResponse: a field is refused. RequestValidationError: an option has another type.
+        """
+        fields: dict[str, Any] = {
+            **self._options(),
+            "model": self.model,
+            "messages": self._messages(),
+            "max_completion_tokens": self.max_output_tokens,
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "stream": self.stream,
+            "stream_options": {"include_usage": True} if self.stream else None,
+            "tools": self.tools and [tool.for_chat() for tool in self.tools],
+            "tool_choice": self.tool_choice,
+            "parallel_tool_calls": self.parallel_tool_calls,
+        }
+        if isinstance(self.tool_choice, ChosenFunction):
+            name = {"name": self.tool_choice.name}
+            fields["tool_choice"] = {"type": "function", "function": name}
+        if self.text is not None and self.text.format is not None:
+            fields["response_format"] = self.text.format.for_chat()
+        try:
+            return ChatBody.model_validate(fields)
+        except ValidationError as error:
+            faults = [{**each, "loc": ("body", *each["loc"])} for each in error.errors()]
+            raise RequestValidationError(faults, body=fields) from error
+
+    def _options(self) -> dict[str, Any]:
+        """Return the undeclared fields, which the chat endpoint checks."""
+        options: dict[str, Any] = {}
+        for name, value in (self.model_extra or {}).items():
+            field = ITEM_FIELDS.get(name)
+            if field is not None:
+                if _without_nulls(value) not in (None, *field.neutral):
+                    raise refusal(name, field)
+            elif name in _NAMES_BY_CHAT:
+                message = f"{name} is a field of /v1/chat/completions; use {_NAMES_BY_CHAT[name]}"
+                raise bad_request(message, name)
+            else:
+                options[name] = value
+        return options
+
+    def _messages(self) -> list[dict[str, Any]]:
+        begun = [("system", self.instructions)] if self.instructions else []
+        if isinstance(self.input, str):
+            begun.append(("user", self.input))
+        messages: list[dict[str, Any]] = [
+            {"role": role, "content": content} for role, content in begun
+        ]
+        for item in self.input if isinstance(self.input, list) else ():
+            if isinstance(item, PastFunctionCall):
+                if not messages or messages[-1]["role"] != "assistant":
+                    messages.append({"role": "assistant", "content": None})
+                function = {"name": item.name, "arguments": item.arguments}
+                call = {"id": item.call_id, "type": "function", "function": function}
+                messages[-1].setdefault("tool_calls", []).append(call)
+            elif isinstance(item, FunctionCallOutput):
+                output = {"role": "tool", "tool_call_id": item.call_id}
+                messages.append({**output, "content": _text_of(item.output)})
+            else:
+                messages.append({"role": item.role, "content": _text_of(item.content)})
+        return messages
+
+
+def _text_of(content: str | list[InputText]) -> str:
+    return content if isinstance(content, str) else "".join(part.text for part in content)
+
+
+def _without_nulls(value: Any) -> Any:
+    if not isinstance(value, Mapping):
+        return value
+    return {name: entry for name, entry in value.items() if entry is not None}

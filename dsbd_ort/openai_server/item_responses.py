@@ -1,0 +1,262 @@
+"""Response of /v1/responses: items in one piece, or as named events in their order.
+
+response.created, response.in_progress
+a message:  output_item.added, content_part.added, output_text.delta ..., output_text.done,
+            content_part.done, output_item.done
+a call:     output_item.added, function_call_arguments.delta ..., function_call_arguments.done,
+            output_item.done
+response.completed, response.incomplete or response.failed
+"""
+
+import uuid
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from pydantic import BaseModel
+from pydantic_core import to_json
+
+from dsbd_ort.openai_server.errors import ErrorResponse
+from dsbd_ort.openai_server.item_requests import ResponsesBody
+from dsbd_ort.openai_server.protocol import (
+    ChoiceReport,
+    FinishReason,
+    Report,
+    ResponseBuilder,
+    ResponseHead,
+    TokenPieces,
+    Usage,
+    absent_if_none,
+)
+from dsbd_ort.openai_server.tools import Addition, ToolUse, new_call_id
+
+Status = Literal["in_progress", "completed", "incomplete", "failed"]
+
+
+class OutputText(BaseModel):
+    """The text of a message."""
+
+    type: Literal["output_text"] = "output_text"
+    text: str = ""
+    annotations: list[Any] = []
+    logprobs: list[Any] = []
+
+
+class OutputMessage(BaseModel):
+    """A message of the model."""
+
+    id: str
+    type: Literal["message"] = "message"
+    status: Status = "in_progress"
+    role: Literal["assistant"] = "assistant"
+    content: list[OutputText] = []
+
+
+class OutputCall(BaseModel):
+    """A call of a function; ``call_id`` is repeated by its result."""
+
+    id: str
+    type: Literal["function_call"] = "function_call"
+    status: Status = "in_progress"
+    call_id: str
+    name: str
+    arguments: str = ""
+
+
+OutputItem = OutputMessage | OutputCall
+
+
+class ItemResponse(BaseModel):
+    """The response; fields of the request are repeated."""
+
+    id: str
+    object: Literal["response"] = "response"
+    created_at: int
+    status: Status
+    error: dict[str, str] | None = None
+    incomplete_details: dict[str, str] | None = None
+    instructions: str | None
+    max_output_tokens: int | None
+    model: str
+    output: list[OutputItem]
+    parallel_tool_calls: bool
+    temperature: float | None
+    text: dict[str, Any]
+    tool_choice: Any
+    tools: list[dict[str, Any]]
+    top_p: float | None
+    metadata: dict[str, Any]
+    usage: dict[str, Any] | None = None
+    dsbd: Report | None = absent_if_none()
+
+
+class _Events(BaseModel):
+    """The events that a piece of the answer adds: their names, and their fields."""
+
+    events: list[tuple[str, dict[str, Any]]]
+
+
+class ItemResponseBuilder(ResponseBuilder):
+    """The ResponseBuilder of the endpoint, which returns one sequence."""
+
+    end = ""
+
+    def __init__(self, head: ResponseHead, tools: ToolUse | None, body: ResponsesBody) -> None:
+        """``tools``: how the text becomes calls; None if it is plain text."""
+        super().__init__(head)
+        self._body = body
+        self._reader = tools.reader() if tools else None
+        self._items: list[OutputItem] = []
+        self._events: list[tuple[str, dict[str, Any]]] = []
+        self._finish_reason: FinishReason | None = None
+        self._report: Report | None = None
+        self._num_events = 0
+
+    def choice(
+        self,
+        index: int,
+        text: str,
+        tokens: TokenPieces | None,
+        finish_reason: FinishReason,
+        report: ChoiceReport,
+    ) -> _Events:
+        self.text_choice(index, text, tokens)
+        return self.last_choice(index, finish_reason, report)
+
+    def full(self, choices: Sequence[BaseModel], usage: Usage, report: Report) -> BaseModel:
+        self._report = report
+        return self._response(self._last_status, usage)
+
+    def first_choice(self, index: int) -> _Events:
+        begun = {"response": self._response("in_progress")}
+        return _Events(events=[("response.created", begun), ("response.in_progress", begun)])
+
+    def text_choice(self, index: int, text: str, tokens: TokenPieces | None) -> _Events:
+        self._add(self._reader.push(text) if self._reader else Addition(content=text))
+        return self._new_events()
+
+    def last_choice(self, index: int, finish_reason: FinishReason, report: ChoiceReport) -> _Events:
+        if self._reader is not None:
+            self._add(self._reader.finish())
+        self._finish_reason = finish_reason
+        if not self._items:
+            self._open(OutputMessage(id=_new_id("msg")))
+        self._close(self._last_status)
+        return self._new_events()
+
+    def event(
+        self, *choices: BaseModel, usage: Usage | None = None, report: Report | None = None
+    ) -> str:
+        """Return the events of ``choices``; with the usage, the last event of the response."""
+        events = [each for part in choices if isinstance(part, _Events) for each in part.events]
+        self._report = report or self._report
+        if usage is not None and not choices:
+            response = self._response(self._last_status, usage)
+            events.append((f"response.{response.status}", {"response": response}))
+        return "".join(self._written(name, fields) for name, fields in events)
+
+    def error_event(self, error: ErrorResponse) -> str:
+        response = self._response("failed")
+        response.error = {"code": "server_error", "message": error.message}  # of OpenAI's codes
+        return self._written("response.failed", {"response": response})
+
+    def _written(self, name: str, fields: dict[str, Any]) -> str:
+        data = to_json({"type": name, "sequence_number": self._num_events, **fields}).decode()
+        self._num_events += 1
+        return f"event: {name}\ndata: {data}\n\n"
+
+    @property
+    def _last_status(self) -> Status:
+        return "incomplete" if self._finish_reason == "length" else "completed"
+
+    def _add(self, addition: Addition) -> None:
+        """Add a part of the answer to the last item, or begin the next one."""
+        is_message = bool(self._items) and isinstance(self._items[-1], OutputMessage)
+        if addition.content and (is_message or not self._items or addition.content.strip()):
+            if not is_message:
+                self._open(OutputMessage(id=_new_id("msg")))
+            self._extend(addition.content)
+        for _, name, arguments in addition.calls:
+            if name is not None:
+                self._open(OutputCall(id=_new_id("fc"), call_id=new_call_id(), name=name))
+            if arguments:
+                self._extend(arguments)
+
+    def _open(self, item: OutputItem) -> None:
+        if self._items:
+            self._close("completed")
+        self._items.append(item)
+        self._tell("output_item.added", item=item)
+        if isinstance(item, OutputMessage):
+            item.content = [OutputText()]
+            self._tell("content_part.added", item_id=item.id, content_index=0, part=OutputText())
+
+    def _extend(self, text: str) -> None:
+        item = self._items[-1]
+        if isinstance(item, OutputCall):
+            item.arguments += text
+            self._tell("function_call_arguments.delta", item_id=item.id, delta=text)
+        else:
+            item.content[0].text += text
+            place = {"item_id": item.id, "content_index": 0}
+            self._tell("output_text.delta", **place, delta=text, logprobs=[])
+
+    def _close(self, status: Status) -> None:
+        item = self._items[-1]
+        item.status = status
+        if isinstance(item, OutputCall):
+            named = {"item_id": item.id, "name": item.name}
+            self._tell("function_call_arguments.done", **named, arguments=item.arguments)
+        else:
+            part, place = item.content[0], {"item_id": item.id, "content_index": 0}
+            self._tell("output_text.done", **place, text=part.text, logprobs=[])
+            self._tell("content_part.done", **place, part=part)
+        self._tell("output_item.done", item=item)
+
+    def _tell(self, event: str, /, **fields: Any) -> None:
+        """Note an event of the last item, as it is now."""
+        index = len(self._items) - 1
+        now = {n: v.model_dump() if isinstance(v, BaseModel) else v for n, v in fields.items()}
+        self._events.append((f"response.{event}", {"output_index": index, **now}))
+
+    def _new_events(self) -> _Events:
+        events, self._events = self._events, []
+        return _Events(events=events)
+
+    def _response(self, status: Status, usage: Usage | None = None) -> ItemResponse:
+        body = self._body
+        text = body.text.model_dump(by_alias=True, exclude_none=True) if body.text else {}
+        choice = body.tool_choice
+        is_incomplete = status == "incomplete"
+        return ItemResponse(
+            id=self._head["id"],
+            created_at=self._head["created"],
+            model=self._head["model"],
+            status=status,
+            incomplete_details={"reason": "max_output_tokens"} if is_incomplete else None,
+            instructions=body.instructions,
+            max_output_tokens=body.max_output_tokens,
+            output=self._items,
+            parallel_tool_calls=body.parallel_tool_calls is not False,
+            temperature=body.temperature,
+            text={"format": {"type": "text"}, **text},
+            tool_choice=choice.model_dump() if isinstance(choice, BaseModel) else choice or "auto",
+            tools=[tool.model_dump() for tool in body.tools or ()],
+            top_p=body.top_p,
+            metadata=(body.model_extra or {}).get("metadata") or {},
+            usage=None if usage is None else _usage_of(usage),
+            dsbd=self._report,
+        )
+
+
+def _usage_of(usage: Usage) -> dict[str, Any]:
+    return {
+        "input_tokens": usage.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+        "output_tokens": usage.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": usage.total_tokens,
+    }
+
+
+def _new_id(kind: str) -> str:
+    return f"{kind}_{uuid.uuid4().hex}"
