@@ -180,9 +180,9 @@ class MediaReader:
         if not isinstance(part, Mapping):
             return part
         if part.get("type", "text") == "text":
-            text = part.get("text")
-            is_text = isinstance(text, str)
-            return {**part, "text": self._without_placeholders(text)} if is_text else part
+            if not isinstance(text := part.get("text"), str):
+                return part
+            return {**part, "text": self._without_placeholders(text)}
         content = content_of(part, place, self.front_end.part_type, limits)
         most_rows = _MOST_CONTEXTS * self.context_length - sum(each.num_rows for each in media)
         try:
