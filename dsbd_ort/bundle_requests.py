@@ -11,11 +11,10 @@ from dsbd_ort.constraints.binding import ConstraintBinding, items_of
 from dsbd_ort.decoding import DecodeResult, DecodingConfig, DecodingRequest, TraceRecorder
 from dsbd_ort.decoding.drafting.ngram import NGramPool
 from dsbd_ort.decoding.logits_processing.allowed_after import AllowedMass
-from dsbd_ort.media_prompts import MediaPrompt, MediaReader, is_conversation
-from dsbd_ort.medium_front_end import OWN_LIMITS, MediaLimits
+from dsbd_ort.media_parts import OWN_LIMITS, MediaLimits
+from dsbd_ort.media_prompts import MediaPrompt, MediaReader, PictureReader, is_conversation
 from dsbd_ort.model_pair import MOST_CALLERS, Recent, check_drafter
 from dsbd_ort.option_defaults import ModelDefaults, Options, resolve
-from dsbd_ort.picture_prompts import PictureReader
 from dsbd_ort.pipeline_options import PipelineOptions
 from dsbd_ort.prompts import SRC_LANG, Prompt, PromptReader, RequestInputs, check_context, new_seed
 from dsbd_ort.results import (

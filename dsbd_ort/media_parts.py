@@ -1,75 +1,123 @@
-"""Parts of messages that are sounds or pictures, as transformers has them, or OpenAI."""
+"""Sounds and pictures in messages: parts as in transformers or OpenAI's API, and their front ends.
+
+A front end reads the content of a part as rows of the prompt.
+"""
 
 from __future__ import annotations
 
 import base64
 from collections.abc import Callable, Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
-from dsbd_ort.medium_front_end import MediaLimits
 from dsbd_runtime.errors import InputError
+from dsbd_runtime.parts.given_prompt import GivenPiece
 from dsbd_runtime.text.chat_messages import Message
 from dsbd_runtime.typed_json import in_short
 
-_NETWORK = ("http://", "https://")
+_OPENAI_TYPES = {"audio": "input_audio", "image": "image_url"}  # by the type of transformers
+_CONTENTS = {"audio": ("sound", "samples"), "image": ("picture", "pixels, an image of Pillow")}
+
+
+@dataclass(frozen=True, kw_only=True)
+class MediaLimits:
+    """Limits of the media of one conversation.
+
+    Attributes:
+        max_seconds: of a sound.
+        read_url: returns the file at an http or https URL; None: such URLs are refused.
+    """
+
+    max_seconds: float = 3600.0
+    read_url: Callable[[str], bytes] | None = None
+
+
+OWN_LIMITS = MediaLimits()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadMedium:
+    """A sound or a picture that was read and measured.
+
+    Attributes:
+        num_rows: given rows of the prompt.
+        expansion: replaces the placeholder in the rendered text; one placeholder for each row.
+        pieces: makes the runs of the encoder, after the length of the prompt was checked.
+        grid: of a picture whose rows have three positions: its rows in time, height and width.
+    """
+
+    num_rows: int
+    expansion: str
+    pieces: Callable[[], list[GivenPiece]]
+    grid: tuple[int, int, int] | None = None
+
+
+class MediumFrontEnd(Protocol):
+    """The front end of a model.
+
+    Attributes:
+        part_type: type of the parts that the chat template reads: "audio" or "image".
+        noun: "sound" or "picture", for messages to users.
+        shorten: what to do if a prompt is too long, such as "give shorter sounds, or fewer".
+    """
+
+    part_type: str
+    noun: str
+    shorten: str
+
+    def read(self, content: Any, most_rows: int, limits: MediaLimits) -> ReadMedium:
+        """Read a medium; InputError: it is invalid, or much longer than ``most_rows`` rows."""
+        ...
 
 
 def content_of(part: Message, place: str, part_type: str, limits: MediaLimits) -> Any:
-    """Return the content of a part: bytes of a file, or what ``part_type`` itself holds.
+    """Return the content of a part: bytes of a file, or a value of any form that users may give.
 
-    part_type: "audio" or "image", for parts of that type and OpenAI's for the same.
+    part_type: "audio" or "image": the part is of this type, or of OpenAI's for the same.
 
     InputError: the part is of another type, or has no content that can be read.
     """
-    kind, readers = part.get("type"), _READERS[part_type]
-    if not isinstance(kind, str) or kind not in readers:
+    kind, of_openai = part.get("type"), _OPENAI_TYPES[part_type]
+    if kind == part_type:
+        given = [part[field] for field in (part_type, "path") if part.get(field) is not None]
+        if len(given) == 1:
+            return given[0]
+        noun, form = _CONTENTS[part_type]
         raise InputError(
-            f"{place} is a part of type {in_short(kind)}, which this model cannot read; expected "
-            f"parts of type 'text', {' or '.join(map(repr, readers))}"
-        )
-    return readers[kind](part, place, limits)
-
-
-def _of_own_type(part: Message, place: str, limits: MediaLimits) -> Any:
-    """Return the content of a part of transformers: ``audio`` or ``image``, or ``path``."""
-    name = part["type"]
-    given = [part[field] for field in (name, "path") if part.get(field) is not None]
-    if len(given) != 1:
-        noun, form = _CONTENTS[name]
-        raise InputError(
-            f"{place} has {len(given)} {noun}s; expected one, as {name!r} ({form}, bytes, a file "
+            f"{place} has {len(given)} {noun}s; expected one, as {kind!r} ({form}, bytes, a file "
             "or its path) or 'path'"
         )
-    return given[0]
+    if kind != of_openai:
+        raise InputError(
+            f"{place} is a part of type {in_short(kind)}, which this model cannot read; expected "
+            f"parts of type 'text', {part_type!r} or {of_openai!r}"
+        )
+    field = "data" if kind == "input_audio" else "url"
+    holder = part.get(kind)
+    content = holder.get(field) if isinstance(holder, Mapping) else None
+    place = f"{place}.{kind}.{field}"
+    if kind == "image_url":
+        return _at_url(content, place, limits)
+    return _from_base64(content, place, "a sound file in base64")
 
 
-def _of_input_audio(part: Message, place: str, limits: MediaLimits) -> bytes:
-    data = _field(part, "input_audio", "data")
-    return _from_base64(data, f"{place}.input_audio.data", "a sound file in base64")
-
-
-def _of_image_url(part: Message, place: str, limits: MediaLimits) -> bytes:
-    url, place = _field(part, "image_url", "url"), f"{place}.image_url.url"
+def _at_url(url: object, place: str, limits: MediaLimits) -> bytes:
     expected = "a data URL such as data:image/png;base64,iVBORw0..."
-    if isinstance(url, str) and url.lower().startswith(_NETWORK):
+    text = url if isinstance(url, str) else ""
+    if text.lower().startswith(("http://", "https://")):
         if limits.read_url is None:
             raise InputError(
                 f"{place} is {in_short(url)}, which is not fetched; expected {expected}; "
                 "dsbd-serve --allow-media-urls fetches such URLs"
             )
         try:
-            return limits.read_url(url)
+            return limits.read_url(text)
         except InputError as error:
             raise InputError(f"{place}: {error}") from error
-    head, comma, data = url.partition(",") if isinstance(url, str) else ("", "", url)
+    head, comma, data = text.partition(",")
     if not (comma and head[:5].lower() == "data:" and head.endswith(";base64")):
         raise InputError(f"{place} is {in_short(url)}; expected {expected}")
     return _from_base64(data, place, expected)
-
-
-def _field(part: Message, name: str, inner: str) -> object:
-    given = part.get(name)
-    return given.get(inner) if isinstance(given, Mapping) else None
 
 
 def _from_base64(data: object, place: str, expected: str) -> bytes:
@@ -79,12 +127,3 @@ def _from_base64(data: object, place: str, expected: str) -> bytes:
         return base64.b64decode(data, validate=True)
     except ValueError as error:
         raise InputError(f"{place} is not base64 ({error}); expected {expected}") from error
-
-
-_READERS: dict[str, dict[str, Callable[[Message, str, MediaLimits], Any]]] = {
-    "audio": {"audio": _of_own_type, "input_audio": _of_input_audio},
-    "image": {"image": _of_own_type, "image_url": _of_image_url},
-}
-"""By the type of a front end's parts, those that messages may have."""
-
-_CONTENTS = {"audio": ("sound", "samples"), "image": ("picture", "pixels, an image of Pillow")}

@@ -1,7 +1,7 @@
-"""Conversations with sounds or pictures as prompts, by the checkpoint's chat template.
+"""Messages with sounds or pictures as prompts: rows in a conversation, or the source of an output.
 
-The template shows each as one placeholder, which becomes the text of its rows: a placeholder
-for each. A placeholder that somebody types is text.
+A chat template shows each medium as one placeholder, which becomes one placeholder for each of its
+rows. A placeholder that a user types is text.
 """
 
 from __future__ import annotations
@@ -13,24 +13,45 @@ from typing import Any, TypeGuard
 
 from dsbd_forward.forward import Source
 from dsbd_ort.decoding.request import CopiedIds
-from dsbd_ort.media_parts import content_of
-from dsbd_ort.medium_front_end import OWN_LIMITS, MediaLimits, ReadMedium
-from dsbd_ort.pictures.front_end import PICTURE_FRONT_ENDS
-from dsbd_ort.speech.sound_front_end import SOUND_FRONT_ENDS, SoundFrontEnd
+from dsbd_ort.media_parts import OWN_LIMITS, MediaLimits, MediumFrontEnd, ReadMedium, content_of
+from dsbd_ort.pictures import PictureFrontEnd, read_picture, resized
+from dsbd_ort.speech.sound_front_end import (
+    SoundFrontEnd,
+    WindowedFrontEnd,
+    chunked_front_end,
+    stacked_front_end,
+)
 from dsbd_runtime.bundle_files.bundle import Bundle
 from dsbd_runtime.errors import CapacityError, InputError
-from dsbd_runtime.parts.given_grid import mrope_positions
+from dsbd_runtime.parts.encoder_entry import EncoderEntry
+from dsbd_runtime.parts.given_grid import GridPicture, mrope_positions
+from dsbd_runtime.parts.given_medium import MediumEntry
+from dsbd_runtime.parts.given_picture import CanvasPicture, TiledPicture
 from dsbd_runtime.parts.given_prompt import GivenPrompt
+from dsbd_runtime.parts.given_sound import ChunkedSound, StackedSound, WindowedSound
+from dsbd_runtime.parts.picture_entry import PictureEntry
 from dsbd_runtime.text.chat_messages import MediaPart, Message, Render
 from dsbd_runtime.text.chat_template import ChatTemplate
 from dsbd_runtime.text.tokenizer import Tokenizer
 
-_FRONT_ENDS = {**SOUND_FRONT_ENDS, **PICTURE_FRONT_ENDS}
-_MOST_CONTEXTS = 2  # a sound that fills the context so often is refused before it is read whole
+_FRONT_ENDS: dict[type[MediumEntry], Callable[[Any, str], MediumFrontEnd]] = {
+    ChunkedSound: chunked_front_end,
+    StackedSound: stacked_front_end,
+    WindowedSound: WindowedFrontEnd,
+    TiledPicture: PictureFrontEnd,
+    CanvasPicture: PictureFrontEnd,
+    GridPicture: PictureFrontEnd,
+}
+"""By the kind of the manifest's entry: front ends of it and of the placeholder's spelling."""
+_MOST_CONTEXTS = 2  # of rows: a longer sound is refused before it is read whole
+_EXPECTED = (
+    "this model reads one picture and holds no conversation: expected one message of the user "
+    "with a part of type 'image' or 'image_url' and, if the model has tasks, a part of type 'text'"
+)
 
 
 class MediaPrompt(list[int]):
-    """Token ids of a conversation and its source, the sounds or pictures at its placeholders.
+    """Token ids of a prompt, and its source: the sounds or pictures in it.
 
     It is a prompt like any list of token ids. A copy as a plain list has lost its media.
     """
@@ -49,14 +70,14 @@ class MediaReader:
         given = bundle.manifest.target.given
         assert given is not None
         self.context_length = bundle.context_length
-        self._token_id, self._medium_entry = given.placeholder_token_id, given.medium
-        self._placeholder = tokenizer.piece(given.placeholder_token_id)
-        self.front_end = made = _FRONT_ENDS[type(given.medium)](given.medium, self._placeholder)
-        self.sound = made if isinstance(made, SoundFrontEnd) else None
+        self._token_id, self._entry = given.placeholder_token_id, given.medium
+        self._placeholder = tokenizer.piece(self._token_id)
+        self.front_end = _FRONT_ENDS[type(self._entry)](self._entry, self._placeholder)
+        self.sound = self.front_end if isinstance(self.front_end, SoundFrontEnd) else None
         self._tokenizer = tokenizer
         self._chat_template = chat_template
-        # Stand for a typed placeholder, and for the token if there is one: digits, which no filter
-        # of a template changes, and which nobody can guess.
+        # Replace a typed placeholder, and the token's own spelling in a text that has one: digits,
+        # which no filter of a template changes, and which users cannot guess.
         self._typed, self._renamed = (f"{secrets.randbelow(10**30):030d}" for _ in range(2))
 
     def read(
@@ -102,18 +123,19 @@ class MediaReader:
         return MediaPrompt(token_ids, source)
 
     def _rendered(self, messages: Sequence[Message], render: Render, num_media: int) -> str:
-        """Return the text of messages; contents that are texts may become parts, and parts texts.
+        """Return the text of messages, all contents as parts or as texts if the template needs it.
 
         Templates of models with media often read parts alone, or texts alone, in which users write
         the placeholder.
         """
-        found: list[str | InputError] = []
-        ways: list[Callable[[Message], Message]] = [lambda message: message]
+        forms = [messages]
         if is_conversation(messages):
-            ways += [_as_parts, lambda message: _as_text(message, self._placeholder)]
-        for way in ways:
+            as_texts = [_as_text(message, self._placeholder) for message in messages]
+            forms += [[_as_parts(message) for message in messages], as_texts]
+        found: list[str | InputError] = []
+        for form in forms:
             try:
-                text = render([way(message) for message in messages] if len(ways) > 1 else messages)
+                text = render(form)
             except InputError as error:
                 found.append(error)
                 continue
@@ -125,51 +147,50 @@ class MediaReader:
         return found[0]
 
     def heard(self, source: Source) -> CopiedIds:
-        """Return the tokens of what the encoder spells of sounds, once it has read them."""
-        medium = self._medium_entry
-        if not medium.encoder_outputs or not isinstance(source, GivenPrompt):
+        """Return a function of the tokens that the encoder spells, once it has read the sounds."""
+        entry = self._entry
+        if not entry.encoder_outputs or not isinstance(source, GivenPrompt):
             return ()
 
         def token_ids() -> Sequence[int]:
             labels = [piece.labels for piece in source.pieces]
-            text = " ".join(medium.spelled(each) for each in labels if each is not None)
+            text = " ".join(entry.spelled(each) for each in labels if each is not None)
             return self._tokenizer.encode(text, add_special_tokens=False)
 
         return token_ids
 
     def _ready(
         self, index: int, message: Message, media: list[ReadMedium], limits: MediaLimits
-    ) -> dict[str, Any]:
+    ) -> Message:
         """Return a message for the template; read its media into ``media``."""
         content = message.get("content")
         if isinstance(content, str):
             return {**message, "content": self._without_placeholders(content)}
         if not isinstance(content, Sequence):
-            return dict(message)
-        parts: list[Any] = []
-        for number, part in enumerate(content):
-            if not isinstance(part, Mapping):
-                parts.append(part)
-            elif part.get("type", "text") != "text":
-                place = f"messages[{index}].content[{number}]"
-                media.append(self._medium(part, place, media, limits))
-                self._check_length(0, media)
-                parts.append(MediaPart(type=self.front_end.part_type))
-            elif isinstance(part.get("text"), str):
-                parts.append({**part, "text": self._without_placeholders(part["text"])})
-            else:
-                parts.append(part)
+            return message
+        parts = [
+            self._ready_part(part, f"messages[{index}].content[{number}]", media, limits)
+            for number, part in enumerate(content)
+        ]
         return {**message, "content": parts}
 
-    def _medium(
-        self, part: Message, place: str, before: Sequence[ReadMedium], limits: MediaLimits
-    ) -> ReadMedium:
+    def _ready_part(
+        self, part: Any, place: str, media: list[ReadMedium], limits: MediaLimits
+    ) -> Any:
+        if not isinstance(part, Mapping):
+            return part
+        if part.get("type", "text") == "text":
+            if not isinstance(text := part.get("text"), str):
+                return part
+            return {**part, "text": self._without_placeholders(text)}
         content = content_of(part, place, self.front_end.part_type, limits)
-        most_rows = _MOST_CONTEXTS * self.context_length - sum(each.num_rows for each in before)
+        most_rows = _MOST_CONTEXTS * self.context_length - sum(each.num_rows for each in media)
         try:
-            return self.front_end.read(content, most_rows, limits)
+            media.append(self.front_end.read(content, most_rows, limits))
         except InputError as error:
             raise InputError(f"{place}: {error}") from error
+        self._check_length(0, media)
+        return MediaPart(type=self.front_end.part_type)
 
     def _without_placeholders(self, text: str) -> str:
         return text.replace(self._placeholder, self._typed)
@@ -187,7 +208,7 @@ class MediaReader:
         return self._tokenizer.with_renamed(self._placeholder, self._renamed)
 
     def _check_length(self, num_tokens: int, media: Sequence[ReadMedium]) -> None:
-        """Raise CapacityError for a longer prompt than the context; ``num_tokens`` 0: not known."""
+        """Raise CapacityError for a prompt longer than the context; ``num_tokens`` 0: not known."""
         num_rows = sum(each.num_rows for each in media)
         if max(num_tokens, num_rows) >= self.context_length:
             front_end, at_least = self.front_end, "" if num_tokens else "at least "
@@ -209,11 +230,54 @@ def _as_text(message: Message, placeholder: str) -> Message:
     if isinstance(content, str) or not isinstance(content, Sequence):
         return message
     texts = (
-        part if isinstance(part, str) else part.get("text", placeholder)
+        part if isinstance(part, str) else str(part.get("text", placeholder))
         for part in content
         if isinstance(part, str | Mapping)
     )
     return {**message, "content": "".join(texts)}
+
+
+class PictureReader:
+    """Reads a message with one picture, the source of an encoder-decoder.
+
+    A text in the same message begins the output, such as the token of a task.
+    """
+
+    def __init__(self, encoder: EncoderEntry, picture: PictureEntry, tokenizer: Tokenizer) -> None:
+        self._start, self._picture, self._tokenizer = encoder.start_token_id, picture, tokenizer
+
+    def read(self, messages: Sequence[Message], limits: MediaLimits = OWN_LIMITS) -> MediaPrompt:
+        """Return the tokens that the output begins with, and its source.
+
+        InputError: these are not one message with one picture, or the picture is invalid.
+        """
+        is_one = len(messages) == 1 and messages[0].get("role") == "user"
+        parts = messages[0].get("content") if is_one else None
+        if not isinstance(parts, Sequence) or isinstance(parts, str):
+            raise InputError(f"the prompt has no picture, or others' messages; {_EXPECTED}")
+        texts: list[str] = []
+        pictures: list[tuple[Message, str]] = []
+        for number, part in enumerate(parts):
+            place = f"messages[0].content[{number}]"
+            if not isinstance(part, Mapping):
+                raise InputError(f"{place} is a {type(part).__name__}; {_EXPECTED}")
+            if part.get("type", "text") == "text" and isinstance(part.get("text"), str):
+                texts.append(part["text"])
+            else:
+                pictures.append((part, place))
+        if len(pictures) != 1 or len(texts) > 1:
+            counts = f"{len(pictures)} pictures and {len(texts)} texts"
+            raise InputError(f"the message has {counts}; {_EXPECTED}")
+        [(part, place)] = pictures
+        content = content_of(part, place, "image", limits)
+        try:
+            source = self._picture.source(read_picture(content), resized)
+        except InputError as error:
+            raise InputError(f"{place}: {error}") from error
+        begin = self._tokenizer.encode("".join(texts), add_special_tokens=False)
+        if not begin or not (self._picture.task_is_start or begin[0] == self._start):
+            begin = [self._start, *begin]
+        return MediaPrompt(begin, source)
 
 
 def is_conversation(prompt: object) -> TypeGuard[Sequence[Message]]:

@@ -205,7 +205,7 @@ class Pipeline:
             return speech_transcription(samples, vad, lambda part: self.transcription(part, given))
         media = self.requests.media
         if media is not None and media.sound is not None:
-            samples = read_samples(audio, media.sound.sampling_rate)
+            samples = read_samples(audio, media.sound.entry.sampling_rate)
             vocab_size = self.bundle.manifest.target.vocab_size
             return PromptedTranscription(self, media, media.sound, samples, options, vocab_size)
         encoder = self.prompts.encoder

@@ -198,7 +198,7 @@ def test_other_misuse(arpa, tmp_path, demo_pipe: Pipeline):
         LanguageModel(arpa, weight=-1.0)
     with pytest.raises(ConfigError, match="scorers is 3; expected a list of scorers"):
         demo_pipe.generate("a", scorers=[3])
-    with pytest.raises(ConfigError, match=r"scorers is <dsbd_ort.scorers.*; expected a list of sc"):
+    with pytest.raises(ConfigError, match=r"scorers is LanguageModel\(.*; expected a list of sc"):
         demo_pipe.generate("a", scorers=LanguageModel(arpa))
 
 

@@ -4,7 +4,7 @@ import contextlib
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -21,7 +21,6 @@ from dsbd_ort.commands.one_line import packages_of
 from dsbd_ort.commands.run_arguments import STANDARD_STREAM, RunArguments
 from dsbd_ort.commands.transcription import print_stats, run_audio
 from dsbd_ort.decoding import RequestTrace
-from dsbd_ort.picture_prompts import conversation_of
 from dsbd_ort.pipeline import Pipeline
 from dsbd_ort.prompts import user_messages
 from dsbd_ort.results import error_object, json_text, result_object
@@ -179,11 +178,9 @@ class _Chat(Responder):
         begins, arguments = not self._messages, self._arguments
         messages = [*self._messages, *user_messages(text, arguments.system if begins else None)]
         if begins and arguments.image:
-            parts = [{"type": "image", "image": file} for file in arguments.image_files]
-            asked = [{"type": "text", "text": text}] if text else []
-            messages[-1] = {"role": "user", "content": [*parts, *asked]}
+            messages[-1] = _about_pictures(arguments.image_files, text)
         prompt = self._pipeline.chat_prompt(
-            messages, chat_template_kwargs=self._arguments.chat_template_kwargs
+            messages, chat_template_kwargs=arguments.chat_template_kwargs
         )
         done = self._answer(prompt, is_interrupted, heading="")
         self._messages = [*messages, {"role": "assistant", "content": done.text}]
@@ -196,7 +193,7 @@ class _Pictures(Responder):
     def respond(self, text: str, is_interrupted: Callable[[], bool]) -> Answer:
         """Answer the pictures of --image; ``text``: how each answer begins, such as a task."""
         arguments, pipeline = self._arguments, self._pipeline
-        prompts = [conversation_of(file, text) for file in arguments.image_files]
+        prompts = [[_about_pictures([file], text)] for file in arguments.image_files]
         if len(prompts) == 1:
             return self._answer(pipeline.chat_prompt(prompts[0]), is_interrupted, heading="")
         results = pipeline.generate(cast("Any", prompts), **arguments.options)
@@ -209,6 +206,12 @@ class _Pictures(Responder):
             if arguments.stats:
                 print_stats(result.stats, f"statistics of {file.name}")
         return done
+
+
+def _about_pictures(files: Iterable[Path], text: str) -> Message:
+    """Return the user's message of pictures and, unless it is empty, a text."""
+    parts: list[Message] = [{"type": "image", "image": file} for file in files]
+    return {"role": "user", "content": parts + [{"type": "text", "text": text}] * bool(text)}
 
 
 def responder_of(pipeline: Pipeline, arguments: RunArguments) -> Responder:

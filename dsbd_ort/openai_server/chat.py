@@ -1,9 +1,9 @@
 """Request and response of /v1/chat/completions."""
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from dsbd_ort.decoding.option_table import MOST_TOP_LOGPROBS
 from dsbd_ort.openai_server.errors import bad_request
@@ -29,13 +29,37 @@ from dsbd_ort.openai_server.tools import (
 )
 from dsbd_runtime.typed_json import in_short
 
+_PART_TYPES = ("text", "input_audio", "image_url")
 
-class TextPart(BaseModel):
-    """A part of a message's content; ``cache_control`` is a hint of other servers, unused here."""
 
+class _Exact(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
-    type: Literal["text"]
-    text: str
+
+
+class InputAudio(_Exact):
+    """A sound file in base64; ``format`` is not used: the file itself has it."""
+
+    data: str
+    format: str | None = Field(None, max_length=16)
+
+
+class ImageUrl(_Exact):
+    """A picture as a data URL; ``detail`` is not used: the model has its own sizes."""
+
+    url: str
+    detail: Literal["auto", "low", "high"] | None = None
+
+
+class ContentPart(_Exact):
+    """A part of a message's content, in the field that its type names.
+
+    ``cache_control`` is a hint of other servers, unused here.
+    """
+
+    type: Literal["text", "input_audio", "image_url"]
+    text: str | None = None
+    input_audio: InputAudio | None = None
+    image_url: ImageUrl | None = None
     cache_control: dict[str, Any] | None = None
 
     @model_validator(mode="before")
@@ -43,7 +67,7 @@ class TextPart(BaseModel):
     def _refuse_other_types(cls, part: Any) -> Any:
         """Raise ValueError for a part of another type, whatever its other fields are."""
         kind = part.get("type", "text") if isinstance(part, dict) else "text"
-        if kind != "text":
+        if kind not in _PART_TYPES:
             raise ValueError(
                 f"a part of type {in_short(kind)} is not supported: this server reads text, and "
                 "sound or pictures if its model does; use parts of type 'text', 'input_audio' or "
@@ -51,54 +75,15 @@ class TextPart(BaseModel):
             )
         return part
 
-
-class InputAudio(BaseModel):
-    """A sound file in base64; ``format`` is not used: the file shows it."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-    data: str
-    format: str | None = Field(None, max_length=16)
-
-
-class AudioPart(BaseModel):
-    """A part of a message's content that is sound."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-    type: Literal["input_audio"]
-    input_audio: InputAudio
-
-
-class ImageUrl(BaseModel):
-    """A picture as a data URL; ``detail`` is not used: the model's own sizes are."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-    url: str
-    detail: Literal["auto", "low", "high"] | None = None
-
-
-class ImagePart(BaseModel):
-    """A part of a message's content that is a picture."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-    type: Literal["image_url"]
-    image_url: ImageUrl
-
-
-_TAG_BY_TYPE = {"input_audio": "AudioPart", "image_url": "ImagePart"}
-
-
-def _kind_of_part(part: Any) -> str:
-    kind = part.get("type") if isinstance(part, dict) else getattr(part, "type", None)
-    tag = _TAG_BY_TYPE.get(kind) if isinstance(kind, str) else None
-    return tag or "TextPart"  # no field of a part has these names
-
-
-ContentPart = Annotated[
-    Annotated[TextPart, Tag("TextPart")]
-    | Annotated[AudioPart, Tag("AudioPart")]
-    | Annotated[ImagePart, Tag("ImagePart")],
-    Discriminator(_kind_of_part),
-]
+    @model_validator(mode="after")
+    def _check_field(self) -> Self:
+        given = [name for name in _PART_TYPES if getattr(self, name) is not None]
+        if given != [self.type]:
+            found = " and ".join(map(repr, given)) or "no content"
+            raise ValueError(
+                f"a part of type {self.type!r} has {found}; expected {self.type!r} alone"
+            )
+        return self
 
 
 class CalledFunction(BaseModel):
@@ -142,16 +127,16 @@ class ChatMessage(BaseModel):
     @property
     def has_media(self) -> bool:
         parts = self.content if isinstance(self.content, list) else []
-        return any(not isinstance(part, TextPart) for part in parts)
+        return any(part.type != "text" for part in parts)
 
     def for_template(self) -> dict[str, Any]:
         content: str | list[dict[str, Any]]
-        if isinstance(self.content, list) and self.has_media:
-            content = [part.model_dump(exclude={"cache_control"}) for part in self.content]
-        elif isinstance(self.content, list):
-            content = "".join(part.text for part in self.content if isinstance(part, TextPart))
-        else:
+        if not isinstance(self.content, list):
             content = self.content or ""
+        elif self.has_media:
+            content = [part.model_dump(include={"type", part.type}) for part in self.content]
+        else:
+            content = "".join(part.text or "" for part in self.content)
         message: dict[str, Any] = {"role": self.role, "content": content}
         if self.name is not None:
             message["name"] = self.name

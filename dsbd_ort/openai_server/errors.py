@@ -198,7 +198,7 @@ def _located(fault: Mapping[str, Any], body: Any) -> _Located:
     """Return a fault with its place in the body.
 
     pydantic's location names the member of a union too: that of messages.0.content.1 is
-    ("body", "messages", 0, "content", "list[TextPart]", 1).
+    ("body", "messages", 0, "content", "list[ContentPart]", 1).
     """
     place: list[str | int] = []
     union, value = None, body

@@ -1,7 +1,7 @@
 """Files at http and https URLs, fetched for requests: from public addresses alone, with limits.
 
-Names are resolved here, and the address that was checked is the one that is connected to, also
-after a redirect. Proxies of the environment are not used.
+Host names are resolved here, so that the address that was checked is also connected to, after a
+redirect too. Proxies of the environment are not used.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class MediaFetcher:
         with socket.create_connection(address, timeout=left) as stream, stream.dup() as watched:
 
             def end() -> None:
-                with contextlib.suppress(OSError):  # the other side was first
+                with contextlib.suppress(OSError):  # it is closed already
                     watched.shutdown(socket.SHUT_RDWR)
 
             timer = threading.Timer(max(deadline - time.monotonic(), 0), end)

@@ -11,7 +11,7 @@ from dsbd_errors import DsbdError
 from dsbd_ort.constraints import TokenTrie
 from dsbd_ort.decoding import DecodingConfig
 from dsbd_ort.engine import Service
-from dsbd_ort.medium_front_end import MediaLimits
+from dsbd_ort.media_parts import MediaLimits
 from dsbd_ort.openai_server.chat import ChatBody
 from dsbd_ort.openai_server.choices import (
     Choices,

@@ -1,7 +1,7 @@
 r"""A language model of words over tokens, which are parts of words.
 
 A word is scored by the token that ends it: one that begins with white space, a special token, or
-the end of the text. So a beam is not ranked by half a word. The score of a word is
+the end of the text. So half a word does not change the rank of a beam. The score of a word is
 
     weight * ln P(word | words before) + word_bonus
 
@@ -17,7 +17,7 @@ import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,15 +35,16 @@ _CONTINUES, _ENDS_WORD, _ENDS_TEXT = range(3)  # kinds of tokens
 _SPACES = re.compile(rb"\s+")
 _EDGES = re.compile(r"^[\W_]+|[\W_]+$")  # punctuation around a word
 _MOST_READ = 64  # tokens of a prompt, from its end
-_WEIGHT = Number(0.0, 100.0)
-_BONUS = Number(-100.0, 100.0)
+_MOST_SPELLINGS = 2**16  # of words that are stored
+_TokenTexts = tuple[list[bytes], NDArray[np.int8]]
+"""The bytes of every token, and its kind, (vocab_size,)."""
 
 
 class LanguageModel:
     """Scores of an n-gram model of words, for the option ``scorers``.
 
-    A word of the text is looked up as it is written, then in lower case if the model has no capital
-    letters, then without the punctuation around it. Words are what white space separates.
+    White space separates words. A word is looked up as it is written, then without the punctuation
+    around it; in lower case if the model has no capital letters.
     """
 
     def __init__(
@@ -64,12 +65,12 @@ class LanguageModel:
         self._path = Path(path)
         self._given = {"weight": weight, "word_bonus": word_bonus, "unknown_offset": unknown_offset}
         self._numbers = (
-            _WEIGHT.read("weight", weight) * _LN10,
-            _BONUS.read("word_bonus", word_bonus),
+            Number(0.0, 100.0).read("weight", weight) * _LN10,
+            Number(-100.0, 100.0).read("word_bonus", word_bonus),
             Number(-1e3, 0.0).read("unknown_offset", unknown_offset),
         )
         self._ngrams = read_ngrams(self._path)
-        self._kinds: weakref.WeakKeyDictionary[Tokenizer, _TokenTexts] = weakref.WeakKeyDictionary()
+        self._texts: weakref.WeakKeyDictionary[Tokenizer, _TokenTexts] = weakref.WeakKeyDictionary()
 
     def __repr__(self) -> str:
         numbers = ", ".join(f"{name}={number:g}" for name, number in self._given.items())
@@ -83,44 +84,33 @@ class LanguageModel:
         self, tokenizer: Tokenizer, vocab_size: int, eos_token_ids: Sequence[int]
     ) -> WordScorer:
         """Return the scorer of a bundle; the texts of its tokens are read once."""
-        if (texts := self._kinds.get(tokenizer)) is None:
-            texts = self._kinds[tokenizer] = _TokenTexts.of(tokenizer, vocab_size)
-        kinds = texts.kinds.copy()
+        if (texts := self._texts.get(tokenizer)) is None:
+            texts = self._texts[tokenizer] = _token_texts(tokenizer, vocab_size)
+        contents, kinds = texts[0], texts[1].copy()
         kinds[list(eos_token_ids)] = _ENDS_TEXT
         name = f"the language model {self._path.name}"
-        return WordScorer(name, self._ngrams, self._numbers, texts.contents, kinds)
+        return WordScorer(name, self._ngrams, self._numbers, contents, kinds)
 
 
-@dataclass(frozen=True, eq=False)
-class _TokenTexts:
-    """The bytes of every token, and its kind, (vocab_size,) int8."""
-
-    contents: list[bytes]
-    kinds: NDArray[np.int8]
-
-    @classmethod
-    def of(cls, tokenizer: Tokenizer, vocab_size: int) -> _TokenTexts:
-        special = tokenizer.special_token_ids
-        contents = [
-            b" " if token in special else tokenizer.bytes_of(token) for token in range(vocab_size)
-        ]
-        kinds = [_ENDS_WORD if _ends_word(content) else _CONTINUES for content in contents]
-        return cls(contents, np.array(kinds, np.int8))
+def _token_texts(tokenizer: Tokenizer, vocab_size: int) -> _TokenTexts:
+    """Return the bytes of every token, and whether it ends a word."""
+    special = tokenizer.special_token_ids
+    contents = [
+        b" " if token in special else tokenizer.bytes_of(token) for token in range(vocab_size)
+    ]
+    kinds = [_ENDS_WORD if _ends_word(content) else _CONTINUES for content in contents]
+    return contents, np.array(kinds, np.int8)
 
 
 def _ends_word(content: bytes) -> bool:
     """Return whether white space comes before any letter of a token."""
     before, *others = _SPACES.split(content, maxsplit=1)
-    return bool(others) and not _without_edges(before.decode(errors="replace"))
-
-
-def _without_edges(word: str) -> str:
-    return _EDGES.sub("", word)
+    return bool(others) and not _EDGES.sub("", before.decode(errors="replace"))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _State:
-    """A path: its whole words, its last one as far as it is written, and what the next token adds.
+    """A path: its complete words, the bytes of its last one, and what the next token adds.
 
     of_kind: the score of a next token of each kind.
     """
@@ -133,8 +123,6 @@ class _State:
 
 class WordScorer:
     """Scorer: a model of words over the tokens of one bundle."""
-
-    _rare: ClassVar[int] = 2**16  # words whose spelling in the model is stored
 
     def __init__(
         self,
@@ -168,8 +156,7 @@ class WordScorer:
     def scores(self, states: States, tokens: Tokens | None) -> Scores:
         """See Scorer."""
         kinds = self._kinds[None] if tokens is None else self._kinds[tokens]
-        of_kind = self._of_kind(states)
-        return of_kind[np.arange(len(states))[:, None], kinds]
+        return self._of_kind(states)[np.arange(len(states))[:, None], kinds]
 
     def highest(self, states: States) -> NDArray[np.float64]:
         """See Scorer."""
@@ -182,7 +169,7 @@ class WordScorer:
     def _advanced(self, state: _State, token: int) -> _State:
         *words, rest = _SPACES.split(state.text + self._contents[token])
         history, owed = state.history, 0.0
-        if words and self._kinds[token] == _ENDS_WORD:  # as ``of_kind`` has scored
+        if words and self._kinds[token] == _ENDS_WORD:  # its score is in ``of_kind``
             history, words = state.after, words[1:]
         for word in words:  # within a token: the next one adds their scores
             score, history = self._word(history, word)
@@ -208,10 +195,10 @@ class WordScorer:
         """Return a word as the model spells it, "" without letters and digits."""
         if (found := self._spellings.get(text)) is not None:
             return found
-        if len(self._spellings) >= self._rare:
+        if len(self._spellings) >= _MOST_SPELLINGS:
             self._spellings.clear()
         word = text.decode(errors="replace")
-        inner = _without_edges(word)
+        inner = _EDGES.sub("", word)
         if inner:
             forms = [word, inner]
             if not self._has_capitals:

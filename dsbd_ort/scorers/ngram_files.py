@@ -12,7 +12,8 @@ from dsbd_runtime.errors import InputError
 
 BEGIN, END, UNKNOWN = "<s>", "</s>", "<unk>"
 _ARPA, _GZIP = b"\\data\\", b"\x1f\x8b"
-_NONE = -100.0  # log10 of a word that a model without <unk> does not have
+_HEAD = 2**14  # bytes of a file, among which comments may precede ``_ARPA``
+_NONE = -100.0  # log10 of a word that the model lacks, if it has no <unk>
 
 
 class NGrams(Protocol):
@@ -101,15 +102,17 @@ class KenlmModel:
 
 
 def read_ngrams(path: Path) -> NGrams:
-    """Return the model of a file: ARPA, also with gzip, or KenLM's binary form.
+    """Return the model of a file: ARPA, which may be packed with gzip, or KenLM's binary form.
 
-    InputError: the file is none of these, or needs the package kenlm, which is not installed.
+    InputError: the file is neither, or needs the package kenlm, which is not installed.
     """
     try:
         with path.open("rb") as file:
-            is_packed = file.read(2) == _GZIP
-        if is_packed or _begins_as_arpa(path):
-            with gzip.open(path, "rt") if is_packed else path.open(encoding="utf-8") as lines:
+            head = file.read(_HEAD)
+        is_packed = head.startswith(_GZIP)
+        if is_packed or _ARPA in head:
+            packed = gzip.open(path, "rt", encoding="utf-8") if is_packed else None
+            with packed or path.open(encoding="utf-8") as lines:
                 return ArpaModel(iter(lines))
         package: Any = importlib.import_module("kenlm")
         return KenlmModel(package, package.Model(str(path)))
@@ -124,8 +127,3 @@ def read_ngrams(path: Path) -> NGrams:
             f"{path} is no language model ({reason}); expected an ARPA file, or one of KenLM's "
             "build_binary"
         ) from error
-
-
-def _begins_as_arpa(path: Path) -> bool:
-    with path.open("rb") as file:
-        return any(line.strip() == _ARPA for line, _ in zip(file, range(64), strict=False))

@@ -6,7 +6,7 @@ bonus of an incomplete match is removed. With the word [1, 2, 3] and a gain of 2
 has gained 2, 4 and 0 after each token; [1, 2, 3, 5] has gained 2, 4, 6 and 6.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -57,32 +57,33 @@ class HotWords:
         found = np.zeros((len(states), self._vocab_size if tokens is None else tokens.shape[1]))
         for row, (begun, pending) in enumerate(states):
             found[row] -= self._gain * pending
-            for token, new in self._gains(begun, pending).items():
+            gained: dict[int, int] = {}
+            for matched, number in self._matches(begun, pending):
+                for token in self._next.get(matched, ()):
+                    gained.setdefault(token, number)
+            for token, number in gained.items():
                 place = token if tokens is None else tokens[row] == token
-                found[row, place] += self._gain * (pending + new)
+                found[row, place] += self._gain * number
         return found
 
-    def _gains(self, begun: Word, pending: int) -> dict[int, int]:
-        """Return by token how many tokens a match has then, of those that no word has yet."""
-        gains: dict[int, int] = {}
-        for start in range(len(begun) + 1):
-            if start and len(begun) - start > pending:
-                continue  # it would begin within a complete word
-            for token in self._next.get(begun[start:], ()):
-                gains.setdefault(token, 1 if start == 0 else len(begun) - start + 1 - pending)
-        return gains
-
     def _after(self, state: _State, token: int) -> _State:
-        begun, pending = state
-        for start in range(len(begun) + 1):
-            if start and len(begun) - start > pending:
-                continue
-            if token in self._next.get(begun[start:], ()):
-                word = (*begun[start:], token)
+        for matched, number in self._matches(*state):
+            if token in self._next.get(matched, ()):
+                word = (*matched, token)
                 if word in self._words:
                     return word if word in self._next else (), 0
-                return word, pending + 1 if start == 0 else len(word)
+                return word, number
         return (), 0
+
+    def _matches(self, begun: Word, pending: int) -> Iterator[tuple[Word, int]]:
+        """Yield beginnings of words at the end of a path, the longest first.
+
+        Each has the number of tokens that may lose their bonus if a next token continues it. None
+        but the first begins within a complete word.
+        """
+        yield begun, pending + 1
+        for size in range(min(len(begun) - 1, pending), -1, -1):
+            yield begun[len(begun) - size :], size + 1
 
 
 def read_hot_words(words: object, tokenizer: Tokenizer) -> tuple[Word, ...]:

@@ -158,7 +158,7 @@ class LogMel:
             is padded to it with zeros. InputError: the samples are invalid.
         """
         padded = self._padded(samples)
-        features = np.empty((self._form.num_mels, self._num_frames(padded)), np.float32)
+        features = np.empty((self._form.num_mels, self.num_frames(len(padded))), np.float32)
         for first, block in self._blocks(padded):
             features[:, first : first + block.shape[1]] = block
         if self._form.is_normalized:
@@ -176,7 +176,7 @@ class LogMel:
         def computed(first: int, last: int) -> Samples:
             return _scaled(self._log_powers(padded, first, last).astype(np.float32), maximum)
 
-        return FeatureWindows(self._num_frames(padded), computed)
+        return FeatureWindows(self.num_frames(len(padded)), computed)
 
     def _padded(self, samples: Samples) -> Samples:
         checked = np.asarray(samples)
@@ -193,11 +193,12 @@ class LogMel:
         missing = self._least - len(checked)
         return np.pad(checked, (0, missing)) if missing > 0 else checked
 
-    def _num_frames(self, padded: Samples) -> int:
-        return len(padded) // self._hop + self._form.keeps_last
+    def num_frames(self, num_samples: int) -> int:
+        """Return the frames of an audio of so many samples."""
+        return max(num_samples, self._least) // self._hop + self._form.keeps_last
 
     def _blocks(self, padded: Samples) -> Iterator[tuple[int, Floats]]:
-        num_frames = self._num_frames(padded)
+        num_frames = self.num_frames(len(padded))
         for first in range(0, num_frames, _BLOCK):
             yield first, self._log_powers(padded, first, min(first + _BLOCK, num_frames))
 

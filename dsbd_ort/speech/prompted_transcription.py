@@ -1,7 +1,7 @@
 """Transcription of an audio by a language model that reads sound in its prompt.
 
-A long audio is cut at quiet places. Each part is a conversation by the recipe of the model's kind,
-which reads the answer too.
+A long audio is cut at quiet places. Each part is a conversation; the recipe of the model's kind
+writes its prompt, and reads its answer.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,36 +23,28 @@ from dsbd_ort.speech.transcription import Steps, Transcription
 from dsbd_ort.speech.window_texts import SpeechPipeline
 from dsbd_ort.speech.words import Align
 from dsbd_runtime.errors import InputError
+from dsbd_runtime.text.tokenizer import Tokenizer
 
 MOST_SECONDS = 60.0  # of a part: keys and values of a minute of Qwen3-ASR 1.7B take 180 MB
 _MOST_TOKENS = 512  # of the text of a part
 _SEARCHED_SECONDS = 5.0  # at the end of a part, for its quietest place
 _QUIET_SECONDS = 0.1
 _WITHOUT_SPACES = ("ja", "th", "yue", "zh")
-
-
 _NEVER = {
     "return_timestamps": "this model writes no times",
     "condition_on_previous_text": "this model reads each part of an audio alone",
     "no_speech_threshold": "this model gives no probability that nobody speaks",
 }
 """Options of other speech models, and why this kind refuses them."""
-_DEFAULTS: dict[str, Any] = {
-    "temperature": 0.0,
-    "compression_ratio_threshold": None,
-    "logprob_threshold": None,
-    "no_speech_threshold": None,
-}
 
 
-def prompted_request(
+def _request_of(
     options: Mapping[str, Any],
     recipe: Recipe,
-    pipeline: SpeechPipeline,
+    tokenizer: Tokenizer,
     vocab_size: int,
     context_length: int,
 ) -> SpeechRequest:
-    """Return the request of ``SpeechOptions``; InputError, ConfigError: one is invalid."""
     for name, reason in _NEVER.items():
         value = options.get(name)
         if value is not None and not (isinstance(value, bool | np.bool_) and not value):
@@ -63,11 +55,14 @@ def prompted_request(
             f"task is {shown(task)}, but this model writes the language that is spoken; expected "
             f"{' or '.join(map(repr, recipe.tasks))}"
         )
+    thresholds = ("compression_ratio_threshold", "logprob_threshold", "no_speech_threshold")
+    defaults: dict[str, Any] = {"temperature": 0.0, **dict.fromkeys(thresholds)}
+    if recipe.reads_words:  # the prompt names them
+        defaults["hot_word_gain"] = 0.0
     given = {name: value for name, value in options.items() if name not in _NEVER}
-    gain: dict[str, Any] = {"hot_word_gain": 0.0} if recipe.reads_words else {}
     return SpeechRequest.of(
-        {**_DEFAULTS, **gain, **given},
-        pipeline.tokenizer,
+        {**defaults, **given},
+        tokenizer,
         vocab_size,
         context_length,
         language=_language(options.get("language"), recipe),
@@ -86,15 +81,6 @@ def _language(language: Any, recipe: Recipe) -> str | None:
     return None if language is None else code_of(language, recipe)
 
 
-def asked_of(options: Mapping[str, Any]) -> Asked:
-    """Return what a request's prompts say; InputError: ``initial_prompt`` is no text."""
-    text, words = options.get("initial_prompt"), options.get("hot_words") or ()
-    if text is not None and not isinstance(text, str):
-        raise InputError(f"initial_prompt is a {type(text).__name__}; expected a text")
-    task = options.get("task", TASKS[0])
-    return Asked(task=task, text=(text or "").strip(), words=tuple(words))
-
-
 class PromptedTranscription(Transcription):
     """Transcription of one audio by conversations."""
 
@@ -111,12 +97,17 @@ class PromptedTranscription(Transcription):
 
         InputError, ConfigError: one is invalid. CapacityError: the text before leaves no room.
         """
-        self._reader, self._sound = reader, sound
-        self._rate = sound.sampling_rate
-        self._samples = samples
-        self._recipe = recipe = RECIPES[sound.recipe]
-        request = prompted_request(options, recipe, pipeline, vocab_size, reader.context_length)
-        self._asked, self._begun = asked_of(options), recipe.begun(request.language)
+        self._reader, self._sound, self._samples = reader, sound, samples
+        self._rate = sound.entry.sampling_rate
+        self._recipe = recipe = RECIPES[sound.entry.recipe]
+        request = _request_of(
+            options, recipe, pipeline.tokenizer, vocab_size, reader.context_length
+        )
+        text, words = options.get("initial_prompt"), options.get("hot_words") or ()
+        if text is not None and not isinstance(text, str):
+            raise InputError(f"initial_prompt is a {type(text).__name__}; expected a text")
+        self._asked = Asked(task=request.task, text=(text or "").strip(), words=tuple(words))
+        self._begun = recipe.begun(request.language)
         num_text = len(self._inputs(0, 1).prompt_ids) - sound.num_rows(1)
         room = (reader.context_length - num_text) // 2  # for the sound; the rest is for the answer
         self._most_samples = sound.most_samples(room, round(MOST_SECONDS * self._rate))
@@ -127,7 +118,7 @@ class PromptedTranscription(Transcription):
         """See the base; the parts of the audio are independent of each other."""
         for first, last in quiet_parts(self._samples, self._rate, self._most_samples):
             answers = yield from self._texts.answers(self._inputs(first, last), 0.0)
-            seek = first // self._sound.hop_length
+            seek = first // self._sound.entry.hop_length
             if self._request.num_return_sequences > 1:
                 self._alternatives += [
                     replace(self._alternative(each, seek), text=self._said(each.token_ids)[1])
@@ -177,14 +168,12 @@ def quiet_parts(samples: Samples, rate: int, most: int) -> Iterator[tuple[int, i
     """
     begin, size = 0, round(_QUIET_SECONDS * rate)
     while len(samples) - begin > most:
-        size_searched = min(round(_SEARCHED_SECONDS * rate), most // 2)
-        searched = samples[begin + most - size_searched : begin + most]
-        start = begin + most - len(searched)
-        if len(searched) <= size:
-            end = start + len(searched) // 2
-        else:
-            number = -(-(len(searched) - size) // size)
-            blocks = searched[: number * size].reshape(number, size)
+        num_searched = min(round(_SEARCHED_SECONDS * rate), most // 2)
+        start = begin + most - num_searched
+        end = start + num_searched // 2
+        num_blocks = -(-num_searched // size) - 1
+        if num_blocks > 0:
+            blocks = samples[start : start + num_blocks * size].reshape(num_blocks, size)
             end = start + size * int((blocks.astype(np.float64) ** 2).mean(axis=1).argmin())
         end = max(end, begin + 1)
         yield begin, end

@@ -1,6 +1,6 @@
 """Recipes: how a kind of speech language model is asked to transcribe, and how it answers.
 
-A next kind is a row of ``RECIPES``, whose names are in the manifests of media.
+A new kind is a row of ``RECIPES``; the manifest of a sound names its row.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _NO_LANGUAGE = "None"  # of silence
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """A request: ``text`` is ``initial_prompt``, ``words`` are the hot words."""
+    """A request to transcribe: ``text`` is ``initial_prompt``, ``words`` are the hot words."""
 
     task: str = TASKS[0]
     text: str = ""
@@ -29,14 +29,14 @@ class Asked:
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """A user's turn of the sound and an instruction, which ``initial_prompt`` replaces.
+    """A user's turn: the sound and an instruction. ``initial_prompt`` replaces the instruction.
 
     Attributes:
         instruction: to transcribe.
-        instruction_with_words: the same with hot words, which follow it; None: the prompt has no
-            place for them, and they are favoured by a gain.
+        instruction_with_words: instruction that the hot words follow; None: the prompt has no place
+            for them, and a gain favours them.
         instruction_to_translate: into English; None: the model cannot.
-        languages: those that a prompt can name: the name of each by its code.
+        languages: names of the languages that a prompt can name, by their codes.
     """
 
     instruction: str = ""
@@ -72,14 +72,15 @@ class Recipe:
     ) -> tuple[str | None, str]:
         """Return the language of an answer, if known, and its text.
 
-        The language is its code, or its name if it has no code here; ``language``: that requested.
+        The language is its code, or its name if it has no code here. ``language``: the requested
+        one.
         """
         return language, tokenizer.decode(token_ids).strip()
 
 
 @dataclass(frozen=True, kw_only=True)
 class SystemRecipe(Recipe):
-    """Qwen3-ASR's: a system's turn of the text and the words, and a user's turn of the sound.
+    """Qwen3-ASR's: the system's turn is the text and the words, the user's turn is the sound.
 
     The model's turn is the language, a mark, and the text.
     """

@@ -18,7 +18,7 @@ from transformers import AutoImageProcessor, AutoModelForImageTextToText
 
 from dsbd_ort import Pipeline
 from dsbd_ort.decoding import DecodingRequest
-from dsbd_ort.pictures.reading import resized
+from dsbd_ort.pictures import resized
 from dsbd_ort.prompts import RequestInputs
 from dsbd_runtime.parts.given_grid import mrope_positions
 from dsbd_runtime.parts.given_picture import GivenPicture

@@ -12,8 +12,8 @@ import pytest
 from dsbd_ort import Pipeline
 from dsbd_ort.decoding import DecodingRequest
 from dsbd_ort.decoding.batched_decoder import BatchedDecoder, decoded_together
+from dsbd_ort.media_parts import MediaLimits
 from dsbd_ort.media_prompts import MediaPrompt, MediaReader
-from dsbd_ort.medium_front_end import MediaLimits
 from dsbd_runtime.bundle_files.bundle import Bundle
 from dsbd_runtime.errors import CapacityError, InputError
 from dsbd_runtime.parts.given_rows import GivenRows

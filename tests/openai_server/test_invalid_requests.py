@@ -108,6 +108,15 @@ REASONS = [  # of values of several types: that of the one meant
         "messages.0.content.1.until: Extra inputs are not permitted",
     ),
     (
+        {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
+        "messages.0.content.0: a part of type 'text' has no content; expected 'text' alone",
+    ),
+    (
+        {"messages": [{"role": "user", "content": [{**PARTS[0], "image_url": {"url": "x"}}]}]},
+        "messages.0.content.0: a part of type 'text' has 'text' and 'image_url'; expected 'text' "
+        "alone",
+    ),
+    (
         {"messages": [{"role": "user", "content": [PARTS[0], "b"]}]},
         "messages.0.content.1: Input should be an object",
     ),
@@ -132,7 +141,10 @@ def test_the_reason_is_that_of_what_was_meant(server, fields, reason):
 
 
 CACHED = {"cache_control": {"type": "ephemeral"}}
-TEXTS = [{"type": "text", "text": "a", **CACHED}, {"type": "text", "text": "b"}]
+TEXTS = [
+    {"type": "text", "text": "a", **CACHED},
+    {"type": "text", "text": "b", "image_url": None},
+]
 
 
 def test_hints_of_other_servers_change_nothing(server):

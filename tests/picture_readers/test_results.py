@@ -9,7 +9,7 @@ import pytest
 import dsbd_ort
 from dsbd_forward.forward import Forward
 from dsbd_ort.decoding.batched_decoder import BatchedDecoder, decoded_together
-from dsbd_ort.pictures.reading import read_picture, resized
+from dsbd_ort.pictures import read_picture, resized
 from dsbd_runtime.parts.sources import Sources
 from scripts.picture_reader_checkpoint import BEGIN, KINDS
 from tests.picture_readers.pages import ENDS, Reference, export_reader, message, page

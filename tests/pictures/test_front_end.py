@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dsbd_ort.medium_front_end import MediaLimits
-from dsbd_ort.pictures.front_end import PICTURE_FRONT_ENDS
+from dsbd_ort.media_parts import MediaLimits
+from dsbd_ort.pictures import PictureFrontEnd
 from dsbd_runtime.errors import BundleError
 from dsbd_runtime.parts.given_grid import GridPicture
 from dsbd_runtime.parts.given_medium import MediumEntry
@@ -39,7 +39,7 @@ GRIDS = {"tiles": None, "canvas-tiles": None, "grid": (1, 10, 14)}
 @pytest.mark.parametrize("kind", ENTRIES)
 def test_a_file_becomes_rows_text_and_pieces(kind: str) -> None:
     entry = ENTRIES[kind]
-    front_end = PICTURE_FRONT_ENDS[type(entry)](entry, "<P>")
+    front_end = PictureFrontEnd(entry, "<P>")
     medium = front_end.read(file_of(drawn(100, 140)), 1000, MediaLimits())
     assert medium.num_rows == ROWS[kind] == medium.expansion.count("<P>")
     assert medium.grid == GRIDS[kind]

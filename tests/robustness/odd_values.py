@@ -47,6 +47,8 @@ SENSIBLE: dict[str, list[Any]] = {
     "draft_policy": ["fixed", "throughput"],
     "draft_length": [1, 2, 3],
     "draft_beams": [4, [2, 3], [4, 4, 4, 4]],
+    "predicted_text": [None, "", "abc"],
+    "predicted_token_ids": [[], [97, 98, 97]],
     "memory": ["forest", "single"],
     "replacement": [False, True],
     "temperature": [0.0, 1e-6, 0.7, 1e308],

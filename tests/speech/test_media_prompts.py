@@ -180,6 +180,7 @@ LONG = noise(60.0)
         ([], "messages is []"),
         ("Hello", "messages is 'Hello'"),
         ([{"role": "user", "content": "Hello"}], "leaves no trace"),
+        ([{"role": "user", "content": [{"type": "text", "text": 7}]}], "leaves no trace"),
         (
             [{"role": "user", "content": [*asked(tone(1.0))[0]["content"], {"text": "Write it"}]}],
             "leaves no trace",

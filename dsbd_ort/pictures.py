@@ -1,7 +1,7 @@
-"""Picture files to pixels by Pillow; limits are checked before anything is decoded.
+"""Pictures: files and images to pixels by Pillow, and to rows of prompts.
 
-Orientation and colors are those of transformers: of pictures that it opens, and of images of Pillow
-that it is given.
+Limits are checked before anything is decoded. Orientation and colors are those of transformers,
+both for files and for images of Pillow.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dsbd_errors import install_hint
+from dsbd_ort.media_parts import MediaLimits, ReadMedium
 from dsbd_runtime.errors import InputError
+from dsbd_runtime.parts.given_picture import GivenPicture
 from dsbd_runtime.parts.pixel_values import Pixels, Size
 
 if TYPE_CHECKING:
@@ -40,8 +42,8 @@ def read_picture(source: Any) -> Pixels:
     try:
         from PIL import Image, ImageOps, UnidentifiedImageError
     except ImportError as error:
-        needed = install_hint("vision")
-        raise InputError(f"pictures need the package pillow; {needed}") from error
+        hint = install_hint("vision")
+        raise InputError(f"pictures need the package pillow; {hint}") from error
     name = f"the picture {Path(source)}" if isinstance(source, str | os.PathLike) else "the picture"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # odd tags, and sizes that are checked here
@@ -70,6 +72,28 @@ def resized(pixels: Pixels, size: Size, resample: int) -> Pixels:
     return np.asarray(Image.fromarray(pixels).resize((width, height), Image.Resampling(resample)))
 
 
+class PictureFrontEnd:
+    """The front end of pictures; their entries have the differences. See MediumFrontEnd."""
+
+    part_type, noun = "image", "picture"
+    shorten = "give fewer pictures, or smaller ones"
+
+    def __init__(self, entry: GivenPicture, placeholder: str) -> None:
+        self._entry, self._placeholder = entry, placeholder
+
+    def read(self, content: Any, most_rows: int, limits: MediaLimits) -> ReadMedium:
+        """See MediumFrontEnd. Only resized pixels are kept, whose number the entry limits."""
+        picture, entry = read_picture(content), self._entry
+        size = picture.shape[:2]
+        pixels = entry.resized(picture, resized)
+        return ReadMedium(
+            num_rows=entry.num_rows(size),
+            expansion=entry.expansion(size, self._placeholder),
+            pieces=lambda: entry.pieces(pixels),
+            grid=entry.grid(size),
+        )
+
+
 def _bytes_of(source: Any, name: str) -> bytes:
     try:
         if isinstance(source, str | os.PathLike):
@@ -92,7 +116,7 @@ def _bytes_of(source: Any, name: str) -> bytes:
 
 
 def _check(image: Image, name: str) -> None:
-    """Raise InputError for an image whose header promises what is not read."""
+    """Raise InputError for an image that is too large, too narrow or animated."""
     width, height = image.size
     if not 0 < width * height <= MOST_PIXELS:
         limit = f"1 to {MOST_PIXELS} pixels; make it smaller"
@@ -107,7 +131,7 @@ def _check(image: Image, name: str) -> None:
 
 
 def _on_white(image: Image) -> Image:
-    """Return an image of Pillow in RGB; its orientation is the caller's."""
+    """Return an image of Pillow in RGB; transparent pixels become white."""
     from PIL import Image as images
 
     if "A" in image.getbands() or image.info.get("transparency") is not None:

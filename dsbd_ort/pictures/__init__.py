@@ -1,1 +1,0 @@
-"""Pictures: files and images to pixels by Pillow, and to the rows of prompts."""
