@@ -1,12 +1,17 @@
 """The adapter, and tiny pairs of WebGPU's form, for the processes that run these tests."""
 
 import importlib.util
+import os
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
+from dsbd_runtime.engine.providers import find_provider
+from dsbd_runtime.ort.ort_module import import_ort
+from dsbd_runtime.plugin.plugin_module import plugin_devices
 from scripts.shared_captures import SharedCaptures
-from scripts.software_adapter import Unavailable, put_in_place
+from scripts.software_adapter import Unavailable, put_in_place, variables
 from tests.exports import family_pair
 from tests.made_once import made_once
 
@@ -18,16 +23,19 @@ _unavailable: list[str] = []  # why these tests are skipped
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Let this process have the adapter, before any test: devices are looked for only once.
+    """Load the plug-in with the adapter, before any test: devices are looked for only once.
 
-    They are found when ONNX Runtime loads the plug-in, which dsbd-inspect does in other tests.
+    dsbd-inspect loads the plug-in in other tests too. The variables are not theirs: a process that
+    they start would print the plug-in's warning of a GPU in software.
     """
     if not any(_HERE in item.path.parents for item in session.items):
         return
     try:
         if importlib.util.find_spec("onnxruntime_ep_webgpu") is None:
             raise Unavailable("there is no package onnxruntime-ep-webgpu")
-        put_in_place()
+        with mock.patch.dict(os.environ):
+            put_in_place()
+            plugin_devices(import_ort(), find_provider("webgpu"))
     except Unavailable as reason:
         _unavailable.append(str(reason))
 
@@ -37,6 +45,13 @@ def adapter() -> None:
     """Skip the tests of a process that has no adapter."""
     if _unavailable:
         pytest.skip(_unavailable[0])
+
+
+@pytest.fixture(autouse=True)
+def variables_of_adapter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the processes that a test starts find the adapter."""
+    for name, value in variables().items():
+        monkeypatch.setenv(name, value)
 
 
 @pytest.fixture(scope="session")
