@@ -86,7 +86,7 @@ def test_many_temperatures_are_not_remembered_for_ever(pipeline, is_service):
     for temperature in temperatures:
         asked.generate("x", temperature=temperature, **OPTIONS)
         asked.generate("x", temperature=temperatures[0], **OPTIONS)  # always of the latest used
-    kept = [setting[4] for setting in pipeline._estimators.keys]
+    kept = [setting[-3] for setting in pipeline._estimators.keys]
     assert kept == [*temperatures[1 - MOST_ESTIMATORS :], temperatures[0]]
     asked.close()
     pipeline.close()
