@@ -23,6 +23,8 @@ REFUSED = [  # (config class, its arguments, words of the reason)
     ("NllbMoeConfig", {}, "route by rules of their own"),
     ("SwitchTransformersConfig", {}, "route by rules of their own"),
     ("PaliGemmaConfig", {}, "builds a mask of its own"),
+    ("Qwen2_5OmniConfig", {}, "writes sound too"),
+    ("Qwen3OmniMoeConfig", {}, "writes sound too"),
     ("MambaConfig", {}, "recurrent state"),
     ("RwkvConfig", {}, "recurrent state"),
     ("RecurrentGemmaConfig", {}, "recurrent state"),
