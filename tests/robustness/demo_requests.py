@@ -133,9 +133,9 @@ def demo_requests(draw: st.DrawFn, most_top_k: int = 0, texts: Texts = DEMO_TEXT
     # a language needs a text to be the source, and the options of both are the same
     in_text = [each for each in texts.prompts if isinstance(each, str) or not texts.languages]
     companion = draw(st.none() | st.sampled_from(in_text))
-    return DemoRequest(
-        draw(st.sampled_from(texts.prompts)), options, draw(st.booleans()), companion
-    )
+    fits_service = options.get("num_beams", 1) < 1024  # whose cache has 16,384 rows
+    is_shared = draw(st.booleans()) and fits_service
+    return DemoRequest(draw(st.sampled_from(texts.prompts)), options, is_shared, companion)
 
 
 def languages_of_requests(languages: tuple[str, ...]) -> st.SearchStrategy[dict[str, str]]:
