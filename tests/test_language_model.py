@@ -206,3 +206,13 @@ def test_special_tokens_of_a_tokenizer(demo_pipe: Pipeline):
     tokenizer: Tokenizer = demo_pipe.tokenizer
     special = tokenizer.special_token_ids
     assert special and all(tokenizer.decode([each]) == "" for each in special)
+
+
+def test_a_text_without_white_space_takes_bounded_memory(arpa, demo_pipe: Pipeline):
+    """An end of sequence outside the vocabulary is no error here: such a request is refused."""
+    scorer = LanguageModel(arpa).bind(demo_pipe.tokenizer, 300, [5, 10**9])
+    [letter] = demo_pipe.tokenizer.encode("x", add_special_tokens=False)
+    states = scorer.start([letter])
+    for _ in range(2_000):
+        states = scorer.advance(states, np.array([letter]))
+    assert len(states[0].text) == 256

@@ -36,6 +36,7 @@ _SPACES = re.compile(rb"\s+")
 _EDGES = re.compile(r"^[\W_]+|[\W_]+$")  # punctuation around a word
 _MOST_READ = 64  # tokens of a prompt, from its end
 _MOST_SPELLINGS = 2**16  # of words that are stored
+_MOST_BYTES = 256  # of a word: a text without white space would grow without end
 _TokenTexts = tuple[list[bytes], NDArray[np.int8]]
 """The bytes of every token, and its kind, (vocab_size,)."""
 
@@ -87,7 +88,7 @@ class LanguageModel:
         if (texts := self._texts.get(tokenizer)) is None:
             texts = self._texts[tokenizer] = _token_texts(tokenizer, vocab_size)
         contents, kinds = texts[0], texts[1].copy()
-        kinds[list(eos_token_ids)] = _ENDS_TEXT
+        kinds[[token for token in eos_token_ids if token < vocab_size]] = _ENDS_TEXT
         name = f"the language model {self._path.name}"
         return WordScorer(name, self._ngrams, self._numbers, contents, kinds)
 
@@ -174,7 +175,7 @@ class WordScorer:
         for word in words:  # within a token: the next one adds their scores
             score, history = self._word(history, word)
             owed += score
-        return self._state(history, rest, owed)
+        return self._state(history, rest[-_MOST_BYTES:], owed)  # a longer one is no word
 
     def _state(self, history: Any, text: bytes, owed: float) -> _State:
         """Return a state; ``owed``: a score that any next token adds."""

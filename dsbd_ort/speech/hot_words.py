@@ -61,9 +61,11 @@ class HotWords:
             for matched, number in self._matches(begun, pending):
                 for token in self._next.get(matched, ()):
                     gained.setdefault(token, number)
-            for token, number in gained.items():
-                place = token if tokens is None else tokens[row] == token
-                found[row, place] += self._gain * number
+            if tokens is None:
+                found[row, [*gained]] += self._gain * np.array([*gained.values()])
+            else:
+                numbers = [gained.get(token, 0) for token in tokens[row].tolist()]
+                found[row] += self._gain * np.array(numbers)
         return found
 
     def _after(self, state: _State, token: int) -> _State:
