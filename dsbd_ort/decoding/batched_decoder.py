@@ -76,7 +76,7 @@ class BatchMember:
         return max(view.num_rows_at_end for view in self.views.values())
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, slots=True)
 class Progress:
     """The output of an iteration for one request, its preemption or its end."""
 
@@ -267,7 +267,7 @@ class BatchedDecoder:
         if self._costs:
             observe_call(self._costs, calls, seconds, results[0].reading)
         for member, call, result in zip(members, calls, results, strict=True):
-            call.meter.count(call.num_rows, seconds)
+            call.meter.count(call.num_rows, seconds, result)
             self._advance(member, result, progress)
 
     def _preempt_youngest(self, members: list[BatchMember], progress: list[Progress]) -> None:
