@@ -25,6 +25,7 @@ class DecodingStats:
         acceptance_histogram: [j] iterations that accepted j layers; sum j * [j] is accepted.
         mean_beam_width: beams kept per committed layer, mean.
         num_prompt_tokens, num_output_tokens: of the prompt, of the best sequence.
+        num_cached_tokens: of the prompt, whose rows of the target an earlier request has computed.
         target_rows, draft_rows: rows computed, the prompt's included.
         target_calls, draft_calls: engine calls.
         time_to_first_token_s: from the request to the first committed layer.
@@ -49,6 +50,7 @@ class DecodingStats:
     mean_beam_width: float
     num_prompt_tokens: int
     num_output_tokens: int
+    num_cached_tokens: int = 0
     target_rows: int
     draft_rows: int
     target_calls: int
@@ -73,6 +75,7 @@ class StatsRecorder:
     draft: Meter
     clock: Clock = time.perf_counter
     drafter: str = "none"
+    num_cached_tokens: int = 0
     began: float = 0.0
     first_token_at: float | None = None
     num_draft_tokens: int = 0
@@ -115,6 +118,7 @@ class StatsRecorder:
             mean_beam_width=sum(self.widths) / len(self.widths),
             num_prompt_tokens=self.num_prompt_tokens,
             num_output_tokens=num_output_tokens,
+            num_cached_tokens=self.num_cached_tokens,
             target_rows=target.rows,
             draft_rows=draft.rows,
             target_calls=target.calls,
