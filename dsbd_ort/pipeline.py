@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Unpack, cast, overload
+from typing import Any, Self, Unpack, cast, overload
 
 from dsbd_errors import DsbdError
 from dsbd_forward.forward import Source
@@ -107,7 +107,7 @@ class Pipeline:
         self._estimators = Recent(AcceptanceEstimator, MOST_ESTIMATORS)
 
     @classmethod
-    def from_bundle(cls, path: BundlePath, **options: Unpack[OpeningOptions]) -> Pipeline:
+    def from_bundle(cls, path: BundlePath, **options: Unpack[OpeningOptions]) -> Self:
         """Open the bundle in the folder ``path``; keywords are the fields of PipelineOptions.
 
         Raises:
@@ -118,7 +118,7 @@ class Pipeline:
         return cls.from_options(path, PipelineOptions.of(options))
 
     @classmethod
-    def from_options(cls, path: BundlePath, options: PipelineOptions) -> Pipeline:
+    def from_options(cls, path: BundlePath, options: PipelineOptions) -> Self:
         """See ``from_bundle``."""
         bundle = open_bundle(path, verify=options.verify)
         target, draft = loaded_pair(bundle, options)

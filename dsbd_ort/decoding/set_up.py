@@ -138,9 +138,9 @@ def set_up(request: DecodingRequest, target: CacheView, draft: CacheView | None)
     meters = of_target.meter, of_draft[0].meter if of_draft else Meter()
     late = next((runner for runner in of_draft if isinstance(runner, LateRunner)), None)
     policy = _draft_policy(request, rule, builder.forest, *meters, late)
-    stats = StatsRecorder(
-        len(request.prompt_ids), *meters, request.clock, config.drafter or "model"
-    )
+    num_tokens, num_cached = len(request.prompt_ids), len(target.prefix.tokens)
+    drafter = config.drafter or "model"
+    stats = StatsRecorder(num_tokens, *meters, request.clock, drafter, num_cached)
     tracers, proposers = [], dict[int, Proposer]()
     if request.trace is not None:
         tracers = [Tracer(request.trace, builder, runners, stats, proposers, paths.forbidden)]

@@ -25,6 +25,7 @@ class DecodingStats:
         acceptance_histogram: [j] iterations that accepted j layers; sum j * [j] is accepted.
         mean_beam_width: beams kept per committed layer, mean.
         num_prompt_tokens, num_output_tokens: of the prompt, of the best sequence.
+        num_cached_tokens: of the prompt, whose rows of the target an earlier request has computed.
         target_rows, draft_rows: rows computed, the prompt's included.
         target_calls, draft_calls: engine calls.
         time_to_first_token_s: from the request to the first committed layer.
@@ -49,6 +50,7 @@ class DecodingStats:
     mean_beam_width: float
     num_prompt_tokens: int
     num_output_tokens: int
+    num_cached_tokens: int = 0
     target_rows: int
     draft_rows: int
     target_calls: int
@@ -73,6 +75,7 @@ class StatsRecorder:
     draft: Meter
     clock: Clock = time.perf_counter
     drafter: str = "none"
+    num_cached_tokens: int = 0
     began: float = 0.0
     first_token_at: float | None = None
     num_draft_tokens: int = 0
@@ -115,6 +118,7 @@ class StatsRecorder:
             mean_beam_width=sum(self.widths) / len(self.widths),
             num_prompt_tokens=self.num_prompt_tokens,
             num_output_tokens=num_output_tokens,
+            num_cached_tokens=self.num_cached_tokens,
             target_rows=target.rows,
             draft_rows=draft.rows,
             target_calls=target.calls,
@@ -133,7 +137,7 @@ def summed_stats(parts: Sequence[DecodingStats]) -> DecodingStats:
     """Return the statistics of requests that were decoded one after another, as one.
 
     Counts and times are sums, rates those of the sums; the first token is that of the first
-    request, and the peak of memory the highest. ``parts`` is not empty.
+    request, and the peak of memory the highest. Without ``parts`` all is zero or None.
     """
     sums: dict[str, Any] = {
         name: sum(getattr(part, name) for part in parts)
@@ -143,7 +147,7 @@ def summed_stats(parts: Sequence[DecodingStats]) -> DecodingStats:
     num_iterations, num_accepted_layers = sums["num_iterations"], sums["num_accepted_layers"]
     num_drafted, num_output = sums["num_draft_tokens"], sums["num_output_tokens"]
     whole_s = sums["draft_s"] + sums["target_s"] + sums["host_s"]
-    first_s = parts[0].time_to_first_token_s
+    first_s = parts[0].time_to_first_token_s if parts else 0.0
     layers = [part.num_iterations + part.num_accepted_layers for part in parts]
     beams = sum(part.mean_beam_width * n for part, n in zip(parts, layers, strict=True))
     peaks = [part.kv_bytes_peak for part in parts if part.kv_bytes_peak is not None]
@@ -151,14 +155,14 @@ def summed_stats(parts: Sequence[DecodingStats]) -> DecodingStats:
     histograms = zip_longest(*(part.acceptance_histogram for part in parts), fillvalue=0)
     return DecodingStats(
         **sums,
-        mean_acceptance_length=1 + num_accepted_layers / num_iterations,
+        mean_acceptance_length=1 + num_accepted_layers / num_iterations if parts else 0.0,
         draft_acceptance_rate=sums["num_accepted_tokens"] / num_drafted if num_drafted else None,
         acceptance_histogram=[sum(of_length) for of_length in histograms],
-        mean_beam_width=beams / sum(layers),
+        mean_beam_width=beams / sum(layers) if parts else 0.0,
         time_to_first_token_s=first_s,
         time_per_output_token_s=(whole_s - first_s) / (num_output - 1) if num_output > 1 else None,
         tokens_per_s=num_output / whole_s if whole_s > 0 else 0.0,
         kv_bytes_peak=max(peaks, default=None),
-        energy_joules=sum(joules) if len(joules) == len(parts) else None,
-        drafter=parts[0].drafter,
+        energy_joules=sum(joules) if parts and len(joules) == len(parts) else None,
+        drafter=parts[0].drafter if parts else "none",
     )

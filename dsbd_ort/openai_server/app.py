@@ -108,13 +108,17 @@ def _add_generation(app: FastAPI, handler: GenerationHandler, planner: Planner) 
     )
     async def responses(request: Request, body: ResponsesBody) -> Response:
         """Answer a conversation, with the items and events of OpenAI's newer endpoint."""
-        return await handler.respond(
-            request,
-            body.chat_body(),
-            planner.plan_chat,
-            lambda head, plan: ItemResponseBuilder(head, plan.tools, body),
-            "resp",
-        )
+        chat = body.chat_body()
+        try:
+            return await handler.respond(
+                request,
+                chat,
+                planner.plan_chat,
+                lambda head, plan: ItemResponseBuilder(head, plan.tools, body),
+                "resp",
+            )
+        except ErrorResponse as error:
+            raise body.own_error(error) from error
 
 
 def _add_speech(app: FastAPI, handler: TranscriptionHandler) -> None:

@@ -12,7 +12,9 @@ max_output_tokens                          max_completion_tokens
 Nothing is stored, so the whole conversation is in ``input``.
 """
 
+import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from fastapi.exceptions import RequestValidationError
@@ -20,15 +22,16 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Discriminator,
-    Field,
     Tag,
     ValidationError,
     model_validator,
 )
 
 from dsbd_ort.openai_server.chat import ChatBody
-from dsbd_ort.openai_server.errors import bad_request
+from dsbd_ort.openai_server.errors import ErrorResponse
 from dsbd_ort.openai_server.request_fields import Refused, refusal
+from dsbd_ort.openai_server.structured import SchemaFormat
+from dsbd_ort.openai_server.tools import FunctionBody, FunctionName
 from dsbd_runtime.typed_json import in_short
 
 _STORED = "nothing is stored; send the whole conversation as input"
@@ -50,14 +53,19 @@ ITEM_FIELDS = {
     **dict.fromkeys(("n", "num_return_sequences"), Refused("a response has one answer", (1,))),
     "prompt_cache_options": Refused("prompts that begin alike share their cache rows anyway"),
     "prompt_cache_retention": Refused("rows are kept as long as there is room", ("in_memory",)),
+    "messages": Refused("use `input`"),
+    "response_format": Refused("use `text.format`"),
+    **dict.fromkeys(("max_tokens", "max_completion_tokens"), Refused("use `max_output_tokens`")),
 }
 """Fields of the endpoint that are refused unless neutral; ``FIELDS`` has those of all endpoints."""
-_NAMES_BY_CHAT = {
+_OWN_NAMES = {
     "messages": "input",
-    "max_tokens": "max_output_tokens",
     "max_completion_tokens": "max_output_tokens",
     "response_format": "text.format",
+    "response_format.json_schema.schema": "text.format.schema",
 }
+"""Fields of this endpoint by those of the chat endpoint, in errors."""
+_NAME = re.compile(r"\w+(\.\w+)*")
 
 
 class _Part(BaseModel):
@@ -135,36 +143,30 @@ InputItem = Annotated[
 ]
 
 
-class FunctionTool(_Part):
+class FunctionTool(_Part, FunctionBody):
     """A function that the model may call."""
 
     use = "function: this server has no hosted tools"
     type: Literal["function"]
-    name: str
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
 
     def for_chat(self) -> dict[str, Any]:
         function = self.model_dump(exclude={"type"}, exclude_none=True)
         return {"type": "function", "function": function}
 
 
-class ChosenFunction(_Part):
+class ChosenFunction(_Part, FunctionName):
     """A ``tool_choice`` that names a function."""
 
     type: Literal["function"]
-    name: str
+
+    def for_chat(self) -> dict[str, Any]:
+        return {"type": "function", "function": {"name": self.name}}
 
 
-class TextFormat(_Part):
+class TextFormat(_Part, SchemaFormat):
     """The form of the text; a schema is in the format itself."""
 
     type: Literal["text", "json_object", "json_schema"]
-    name: str | None = None
-    description: str | None = None
-    schema_: dict[str, Any] | None = Field(None, alias="schema")
-    strict: bool | None = None
 
     def for_chat(self) -> dict[str, Any]:
         if self.type != "json_schema":
@@ -201,53 +203,51 @@ class ResponsesBody(BaseModel):
 
         ErrorResponse: a field is refused. RequestValidationError: an option has another type.
         """
+        form, choice = self.text and self.text.format, self.tool_choice
         fields: dict[str, Any] = {
             **self._options(),
-            "model": self.model,
+            **self.model_dump(include={"model", "temperature", "top_p", "stream"}),
             "messages": self._messages(),
             "max_completion_tokens": self.max_output_tokens,
-            "temperature": self.temperature,
-            "top_p": self.top_p,
-            "stream": self.stream,
             "stream_options": {"include_usage": True} if self.stream else None,
             "tools": self.tools and [tool.for_chat() for tool in self.tools],
-            "tool_choice": self.tool_choice,
+            "tool_choice": choice.for_chat() if isinstance(choice, ChosenFunction) else choice,
             "parallel_tool_calls": self.parallel_tool_calls,
+            "response_format": form and form.for_chat(),
         }
-        if isinstance(self.tool_choice, ChosenFunction):
-            name = {"name": self.tool_choice.name}
-            fields["tool_choice"] = {"type": "function", "function": name}
-        if self.text is not None and self.text.format is not None:
-            fields["response_format"] = self.text.format.for_chat()
         try:
             return ChatBody.model_validate(fields)
         except ValidationError as error:
             faults = [{**each, "loc": ("body", *each["loc"])} for each in error.errors()]
             raise RequestValidationError(faults, body=fields) from error
 
+    def own_error(self, error: ErrorResponse) -> ErrorResponse:
+        """Return an error of the chat endpoint, with the names of this one's fields."""
+        names = dict(_OWN_NAMES)
+        if self.max_output_tokens is not None:
+            names["max_new_tokens"] = "max_output_tokens"
+        message = _NAME.sub(lambda found: names.get(found[0], found[0]), error.message)
+        names["prompt"] = "input"
+        return replace(error, message=message, param=names.get(error.param or "", error.param))
+
     def _options(self) -> dict[str, Any]:
         """Return the undeclared fields, which the chat endpoint checks."""
         options: dict[str, Any] = {}
         for name, value in (self.model_extra or {}).items():
             field = ITEM_FIELDS.get(name)
-            if field is not None:
-                if _without_nulls(value) not in (None, *field.neutral):
-                    raise refusal(name, field)
-            elif name in _NAMES_BY_CHAT:
-                message = f"{name} is a field of /v1/chat/completions; use {_NAMES_BY_CHAT[name]}"
-                raise bad_request(message, name)
-            else:
+            if field is None:
                 options[name] = value
+            elif _without_nulls(value) not in (None, *field.neutral):
+                raise refusal(name, field)
         return options
 
     def _messages(self) -> list[dict[str, Any]]:
-        begun = [("system", self.instructions)] if self.instructions else []
-        if isinstance(self.input, str):
-            begun.append(("user", self.input))
-        messages: list[dict[str, Any]] = [
-            {"role": role, "content": content} for role, content in begun
-        ]
-        for item in self.input if isinstance(self.input, list) else ():
+        items, messages = self.input, list[dict[str, Any]]()
+        if isinstance(items, str):
+            items = [InputMessage(role="user", content=items)]
+        if self.instructions:
+            items = [InputMessage(role="system", content=self.instructions), *items]
+        for item in items:
             if isinstance(item, PastFunctionCall):
                 if not messages or messages[-1]["role"] != "assistant":
                     messages.append({"role": "assistant", "content": None})

@@ -89,10 +89,8 @@ class ItemResponse(BaseModel):
     dsbd: Report | None = absent_if_none()
 
 
-class _Events(BaseModel):
-    """The events that a piece of the answer adds: their names, and their fields."""
-
-    events: list[tuple[str, dict[str, Any]]]
+class _Noted(BaseModel):
+    """A choice whose events the builder has noted."""
 
 
 class ItemResponseBuilder(ResponseBuilder):
@@ -106,10 +104,9 @@ class ItemResponseBuilder(ResponseBuilder):
         self._body = body
         self._reader = tools.reader() if tools else None
         self._items: list[OutputItem] = []
-        self._events: list[tuple[str, dict[str, Any]]] = []
+        self._events, self._num_events = "", 0  # not sent yet; of the response
         self._finish_reason: FinishReason | None = None
         self._report: Report | None = None
-        self._num_events = 0
 
     def choice(
         self,
@@ -118,7 +115,7 @@ class ItemResponseBuilder(ResponseBuilder):
         tokens: TokenPieces | None,
         finish_reason: FinishReason,
         report: ChoiceReport,
-    ) -> _Events:
+    ) -> _Noted:
         self.text_choice(index, text, tokens)
         return self.last_choice(index, finish_reason, report)
 
@@ -126,43 +123,39 @@ class ItemResponseBuilder(ResponseBuilder):
         self._report = report
         return self._response(self._last_status, usage)
 
-    def first_choice(self, index: int) -> _Events:
-        begun = {"response": self._response("in_progress")}
-        return _Events(events=[("response.created", begun), ("response.in_progress", begun)])
+    def first_choice(self, index: int) -> _Noted:
+        for name in ("created", "in_progress"):
+            self._note(name, response=self._response("in_progress"))
+        return _Noted()
 
-    def text_choice(self, index: int, text: str, tokens: TokenPieces | None) -> _Events:
+    def text_choice(self, index: int, text: str, tokens: TokenPieces | None) -> _Noted:
         self._add(self._reader.push(text) if self._reader else Addition(content=text))
-        return self._new_events()
+        return _Noted()
 
-    def last_choice(self, index: int, finish_reason: FinishReason, report: ChoiceReport) -> _Events:
+    def last_choice(self, index: int, finish_reason: FinishReason, report: ChoiceReport) -> _Noted:
         if self._reader is not None:
             self._add(self._reader.finish())
         self._finish_reason = finish_reason
         if not self._items:
             self._open(OutputMessage(id=_new_id("msg")))
         self._close(self._last_status)
-        return self._new_events()
+        return _Noted()
 
     def event(
         self, *choices: BaseModel, usage: Usage | None = None, report: Report | None = None
     ) -> str:
-        """Return the events of ``choices``; with the usage, the last event of the response."""
-        events = [each for part in choices if isinstance(part, _Events) for each in part.events]
+        """Return the noted events; with the usage alone, and the last event of the response."""
         self._report = report or self._report
         if usage is not None and not choices:
-            response = self._response(self._last_status, usage)
-            events.append((f"response.{response.status}", {"response": response}))
-        return "".join(self._written(name, fields) for name, fields in events)
+            self._note(self._last_status, response=self._response(self._last_status, usage))
+        events, self._events = self._events, ""
+        return events
 
     def error_event(self, error: ErrorResponse) -> str:
         response = self._response("failed")
         response.error = {"code": "server_error", "message": error.message}  # of OpenAI's codes
-        return self._written("response.failed", {"response": response})
-
-    def _written(self, name: str, fields: dict[str, Any]) -> str:
-        data = to_json({"type": name, "sequence_number": self._num_events, **fields}).decode()
-        self._num_events += 1
-        return f"event: {name}\ndata: {data}\n\n"
+        self._note("failed", response=response)
+        return self.event()
 
     @property
     def _last_status(self) -> Status:
@@ -185,63 +178,62 @@ class ItemResponseBuilder(ResponseBuilder):
         if self._items:
             self._close("completed")
         self._items.append(item)
-        self._tell("output_item.added", item=item)
+        self._note_item("output_item.added", item=item)
         if isinstance(item, OutputMessage):
             item.content = [OutputText()]
-            self._tell("content_part.added", item_id=item.id, content_index=0, part=OutputText())
+            self._note_item(
+                "content_part.added", item_id=item.id, content_index=0, part=OutputText()
+            )
 
     def _extend(self, text: str) -> None:
         item = self._items[-1]
         if isinstance(item, OutputCall):
             item.arguments += text
-            self._tell("function_call_arguments.delta", item_id=item.id, delta=text)
+            self._note_item("function_call_arguments.delta", item_id=item.id, delta=text)
         else:
             item.content[0].text += text
             place = {"item_id": item.id, "content_index": 0}
-            self._tell("output_text.delta", **place, delta=text, logprobs=[])
+            self._note_item("output_text.delta", **place, delta=text, logprobs=[])
 
     def _close(self, status: Status) -> None:
         item = self._items[-1]
         item.status = status
         if isinstance(item, OutputCall):
             named = {"item_id": item.id, "name": item.name}
-            self._tell("function_call_arguments.done", **named, arguments=item.arguments)
+            self._note_item("function_call_arguments.done", **named, arguments=item.arguments)
         else:
             part, place = item.content[0], {"item_id": item.id, "content_index": 0}
-            self._tell("output_text.done", **place, text=part.text, logprobs=[])
-            self._tell("content_part.done", **place, part=part)
-        self._tell("output_item.done", item=item)
+            self._note_item("output_text.done", **place, text=part.text, logprobs=[])
+            self._note_item("content_part.done", **place, part=part)
+        self._note_item("output_item.done", item=item)
 
-    def _tell(self, event: str, /, **fields: Any) -> None:
-        """Note an event of the last item, as it is now."""
-        index = len(self._items) - 1
-        now = {n: v.model_dump() if isinstance(v, BaseModel) else v for n, v in fields.items()}
-        self._events.append((f"response.{event}", {"output_index": index, **now}))
+    def _note_item(self, name: str, /, **fields: Any) -> None:
+        self._note(name, output_index=len(self._items) - 1, **fields)
 
-    def _new_events(self) -> _Events:
-        events, self._events = self._events, []
-        return _Events(events=events)
+    def _note(self, event: str, /, **fields: Any) -> None:
+        """Write an event as it is now, to be sent next."""
+        kind = f"response.{event}"
+        data = to_json({"type": kind, "sequence_number": self._num_events, **fields}).decode()
+        self._events += f"event: {kind}\ndata: {data}\n\n"
+        self._num_events += 1
 
     def _response(self, status: Status, usage: Usage | None = None) -> ItemResponse:
-        body = self._body
+        body, names = self._body, ("instructions", "max_output_tokens", "temperature", "top_p")
         text = body.text.model_dump(by_alias=True, exclude_none=True) if body.text else {}
         choice = body.tool_choice
         is_incomplete = status == "incomplete"
         return ItemResponse(
+            **{name: getattr(body, name) for name in names},
             id=self._head["id"],
             created_at=self._head["created"],
             model=self._head["model"],
             status=status,
             incomplete_details={"reason": "max_output_tokens"} if is_incomplete else None,
-            instructions=body.instructions,
-            max_output_tokens=body.max_output_tokens,
             output=self._items,
             parallel_tool_calls=body.parallel_tool_calls is not False,
-            temperature=body.temperature,
             text={"format": {"type": "text"}, **text},
             tool_choice=choice.model_dump() if isinstance(choice, BaseModel) else choice or "auto",
             tools=[tool.model_dump() for tool in body.tools or ()],
-            top_p=body.top_p,
             metadata=(body.model_extra or {}).get("metadata") or {},
             usage=None if usage is None else _usage_of(usage),
             dsbd=self._report,
@@ -249,9 +241,11 @@ class ItemResponseBuilder(ResponseBuilder):
 
 
 def _usage_of(usage: Usage) -> dict[str, Any]:
+    cached = usage.prompt_tokens_details
+    num_cached = cached.cached_tokens if cached else 0
     return {
         "input_tokens": usage.prompt_tokens,
-        "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+        "input_tokens_details": {"cached_tokens": num_cached, "cache_write_tokens": 0},
         "output_tokens": usage.completion_tokens,
         "output_tokens_details": {"reasoning_tokens": 0},
         "total_tokens": usage.total_tokens,

@@ -164,12 +164,19 @@ class CompletionTokensDetails(BaseModel):
         )
 
 
+class PromptTokensDetails(BaseModel):
+    """Tokens of the prompts whose cache rows earlier requests have computed."""
+
+    cached_tokens: int
+
+
 class Usage(BaseModel):
     """Tokens of the prompts, and of the returned sequences."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+    prompt_tokens_details: PromptTokensDetails | None = absent_if_none()
     completion_tokens_details: CompletionTokensDetails | None = absent_if_none()
 
 

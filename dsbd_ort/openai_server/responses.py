@@ -18,6 +18,7 @@ from dsbd_ort.openai_server.protocol import (
     ChoiceReport,
     CompletionTokensDetails,
     FinishReason,
+    PromptTokensDetails,
     Report,
     ScoredToken,
     StreamOptions,
@@ -156,7 +157,8 @@ async def full_response(
             rank = ChoiceReport.of(sequence, names_tokens=plan.names_tokens)
             finish_reason = _finish_reason(plan, sequence)
             choices.append(builder.choice(index, text, tokens, finish_reason, rank))
-    usage = _usage(plan, num_new_tokens, returned)
+    num_cached = sum(each.stats.num_cached_tokens for each in in_order[:: plan.num_samples])
+    usage = _usage(plan, num_new_tokens, returned, num_cached)
     return builder.full(choices, usage, _report(plan, plan.seed(), in_order))
 
 
@@ -228,7 +230,8 @@ async def streamed_events(
             for chunk in chunks:
                 yield chunk
         if options.include_usage:
-            yield builder.event(usage=_usage(plan, choices.num_new_tokens, choices.returned))
+            counts = choices.num_new_tokens, choices.returned, choices.num_cached_tokens
+            yield builder.event(usage=_usage(plan, *counts))
     except ErrorResponse as error:
         yield builder.error_event(error)
     yield builder.end
@@ -261,7 +264,7 @@ class _ChoiceStreams:
             for _ in range(plan.num_samples)
         ]
         self._texts = [start and TokenTexts(start) for start in self._starts]
-        self.num_new_tokens = 0
+        self.num_new_tokens = self.num_cached_tokens = 0
         self.returned: list[GeneratedSequence] = []
 
     def first_chunks(self) -> Iterator[str]:
@@ -300,6 +303,8 @@ class _ChoiceStreams:
         rest = texts.finish() if texts else None
         sequences = [each for each in result.sequences for _ in range(self._plan.num_copies)]
         self.returned += sequences
+        if request_index % self._plan.num_samples == 0:  # samples share their prompt
+            self.num_cached_tokens += result.stats.num_cached_tokens
         # Processors or a constraint may leave fewer sequences than beams.
         for index, sequence in zip(self._choices(request_index), sequences, strict=False):
             if not self._is_streamed(request_index):
@@ -330,13 +335,17 @@ class _ChoiceStreams:
 
 
 def _usage(
-    plan: GenerationPlan, num_new_tokens: int, returned: Sequence[GeneratedSequence] = ()
+    plan: GenerationPlan,
+    num_new_tokens: int,
+    returned: Sequence[GeneratedSequence] = (),
+    num_cached: int = 0,
 ) -> Usage:
     """Return the usage; ``returned``: the sequences that have ended."""
     return Usage(
         prompt_tokens=plan.num_prompt_tokens,
         completion_tokens=num_new_tokens,
         total_tokens=plan.num_prompt_tokens + num_new_tokens,
+        prompt_tokens_details=PromptTokensDetails(cached_tokens=num_cached) if num_cached else None,
         completion_tokens_details=CompletionTokensDetails.of(
             plan.configs[0].predicted_token_ids, [sequence.token_ids for sequence in returned]
         ),

@@ -41,8 +41,7 @@ class ResponseFormat(BaseModel):
             return {"json_object": True}
         if self.json_schema is None or self.json_schema.schema_ is None:
             raise bad_request(
-                "response_format is of type json_schema without a schema; expected "
-                '"json_schema": {"name": "...", "schema": {...}}',
+                "response_format.json_schema.schema is missing, which type json_schema needs",
                 "response_format",
             )
         return {"json_schema": self.json_schema.schema_}

@@ -6,12 +6,12 @@ Times are mapped back to the whole audio.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import MISSING, dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar, cast
 
 import numpy as np
 
-from dsbd_ort.decoding import DecodingStats
+from dsbd_ort.decoding.stats import summed_stats
 from dsbd_ort.speech.audio import SAMPLING_RATE
 from dsbd_ort.speech.log_mel import Samples
 from dsbd_ort.speech.transcript import TASKS, Segment, Transcript
@@ -109,9 +109,6 @@ def speech_transcription(
 
 
 def _silence(duration: float) -> Transcript:
-    required = [each.name for each in fields(DecodingStats) if each.default is MISSING]
-    rates = {"draft_acceptance_rate": None, "time_per_output_token_s": None}
-    values: dict[str, Any] = {**dict.fromkeys(required, 0), **rates, "acceptance_histogram": []}
     return Transcript(
         text="",
         language=None,
@@ -119,5 +116,5 @@ def _silence(duration: float) -> Transcript:
         task=TASKS[0],
         duration=duration,
         segments=(),
-        stats=DecodingStats(**values),
+        stats=summed_stats(()),
     )

@@ -9,7 +9,7 @@ the start of the next window. Each window takes one or a few requests, which are
 import contextlib
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,7 @@ from dsbd_ort.decoding import DecodeResult, DecodingConfig
 from dsbd_ort.decoding.stats import summed_stats
 from dsbd_ort.prompts import RequestInputs
 from dsbd_ort.speech.languages import ENGLISH
-from dsbd_ort.speech.log_mel import LogMel, MelForm, Samples
+from dsbd_ort.speech.log_mel import FeatureWindows, LogMel, MelForm, Samples
 from dsbd_ort.speech.segmentation import WindowParts, parts_of_window, without_second_end
 from dsbd_ort.speech.speech_request import SpeechRequest
 from dsbd_ort.speech.transcript import TASKS, Alternative, Segment, Skipped, SpokenWord, Transcript
@@ -28,6 +28,8 @@ from dsbd_runtime.parts.speech_entry import SoundFeatures, SpeechEntry
 
 _LOW_TEMPERATURE = 0.5  # below it a text is good enough as a prompt of the next window
 
+T = TypeVar("T")
+OnSegment = Callable[[Segment], None]
 Steps = Generator[Requests, list[DecodeResult], Transcript]
 """Yields requests, is sent their results, and returns the transcript."""
 
@@ -61,7 +63,7 @@ class Transcription:
         self._skipped: list[Skipped] = []
         self._texts = WindowTexts(pipeline, request, options)
 
-    def steps(self, on_segment: Callable[[Segment], None] | None, align: Align) -> Steps:
+    def steps(self, on_segment: OnSegment | None, align: Align) -> Steps:
         """Decode one window after another; call ``on_segment`` with each finished segment."""
         raise NotImplementedError
 
@@ -92,8 +94,25 @@ class Transcription:
         )
 
 
+@dataclass(frozen=True)
+class Window:
+    """A part of an audio that the encoder reads at once.
+
+    Attributes:
+        seek: its first feature frame.
+        num_frames, num_sound: its frames within the features, and those of them that are sound.
+        before: the tokens of the text before it.
+    """
+
+    seek: int
+    num_frames: int
+    num_sound: int
+    source: SoundFeatures
+    before: list[int]
+
+
 class WhisperTranscription(Transcription):
-    """Transcription of one audio by an encoder-decoder."""
+    """Transcription of one audio by an encoder-decoder; a subclass may change the rules."""
 
     def __init__(
         self,
@@ -105,70 +124,83 @@ class WhisperTranscription(Transcription):
     ) -> None:
         self._speech = speech
         self._start = start_token_id
-        self._windows = LogMel(MelForm.of_windows(speech)).windows(samples)
+        self._features = self._features_of(samples)
         self._num_samples = len(samples)
         # whether texts have times: if requested, or to find the next window
-        is_long = self._windows.num_frames > speech.num_frames
+        is_long = self._features.num_frames > speech.num_frames
         self._has_times = bool(request.return_timestamps) or is_long
-        options = _options(speech, has_times=self._has_times)
+        options = text_options(speech, has_times=self._has_times)
         super().__init__(pipeline, request, len(samples) / speech.sampling_rate, options)
         self._said: list[tuple[int, ...]] = []  # the tokens of each segment so far
-        self._prompt = request.prompt_ids
         self._conditions = request.condition_on_previous_text
 
-    def steps(self, on_segment: Callable[[Segment], None] | None, align: Align) -> Steps:
+    def steps(self, on_segment: OnSegment | None, align: Align) -> Steps:
         """See the base."""
-        seek, num_frames = 0, self._windows.num_frames
-        num_heard = -(-self._num_samples // self._speech.hop_length)  # the rest is padding
-        while seek < min(num_frames, num_heard):
-            part = min(num_frames - seek, self._speech.num_frames)
-            source = SoundFeatures(self._windows.window(seek, self._speech.num_frames))
-            before, times = self._previous(), None
-            with self._pipeline.held_source(source):
-                heard = yield from self._hear(source, before)
-                inputs = RequestInputs([*before, *self._first_tokens()], source)
-                answers = yield from self._texts.answers(inputs, heard.no_speech_prob)
-                answer = answers[0]
-                is_silence = answer.is_silence(self._request, heard.no_speech_prob)
-                if self._request.has_word_times and not is_silence:
-                    num_sound = min(min(num_frames, num_heard) - seek, part)
-                    times = self._times(source, before, answer, seek, num_sound, align)
-            self._conditions = (
-                self._request.condition_on_previous_text and answer.temperature < _LOW_TEMPERATURE
-            )
-            if is_silence:
-                self._skipped.append(self._skipped_window(answer, seek, part, heard))
-                seek += part
-                continue
-            if self._request.num_return_sequences > 1:
-                self._alternatives += [self._alternative(each, seek) for each in answers]
-            found = parts_of_window(
-                answer.token_ids, seek, part, self._speech, has_times=self._has_times
-            )
-            for segment in self._new_segments(found, seek, answer, heard, times):
-                if on_segment is not None:
-                    on_segment(segment)
-            seek += found.num_frames
+        for seek, end in self._spans():
+            while seek < end:
+                window = self._window(seek, end)
+                seek += yield from self._decoded(window, on_segment, align)
         tokens = [token for segment in self._segments for token in segment.token_ids]
         return self._transcript(self._text(tokens))
 
-    def _previous(self) -> list[int]:
-        most = self._request.most_previous
-        said = [token for segment in self._said for token in segment]
-        if self._conditions and (said or self._prompt):
-            return [self._speech.previous_token_id, *[*self._prompt, *said][-most:]]
-        if self._prompt:
-            return [self._speech.previous_token_id, *self._prompt[-most:]]
-        return []
+    def _features_of(self, samples: Samples) -> FeatureWindows:
+        return LogMel(MelForm.of_windows(self._speech)).windows(samples)
 
-    def _hear(
-        self, source: SoundFeatures, before: list[int]
-    ) -> Generator[Requests, list[DecodeResult], _Heard]:
-        heard = yield from self._heard_after(source, [*before, self._start])
+    def _spans(self) -> list[tuple[int, int]]:
+        """Return the parts to be decoded: the first frame of each, and the frame after its last."""
+        num_heard = -(-self._num_samples // self._speech.hop_length)  # the rest is padding
+        return [(0, min(self._features.num_frames, num_heard))]
+
+    def _window(self, seek: int, end: int) -> Window:
+        most = self._speech.num_frames
+        num_frames, num_sound = min(self._features.num_frames - seek, most), min(end - seek, most)
+        source = SoundFeatures(self._features.window(seek, most))
+        return Window(seek, num_frames, num_sound, source, self._previous())
+
+    def _decoded(
+        self, window: Window, on_segment: OnSegment | None, align: Align
+    ) -> Generator[Requests, list[DecodeResult], int]:
+        """Decode a window; return the number of frames from it to the next one."""
+        times = None
+        with self._pipeline.held_source(window.source):
+            heard = yield from self._hear(window)
+            inputs = RequestInputs([*window.before, *self._first_tokens()], window.source)
+            answers = yield from self._texts.answers(inputs, heard.no_speech_prob)
+            answer = answers[0]
+            is_silence = self._texts.is_silence(answer, heard.no_speech_prob)
+            if self._request.has_word_times and not is_silence:
+                times = self._times(window, answer, align)
+        self._conditions = (
+            self._request.condition_on_previous_text and answer.temperature < _LOW_TEMPERATURE
+        )
+        if is_silence:
+            self._skipped.append(self._skipped_window(window, answer, heard))
+            return window.num_frames
+        if self._request.num_return_sequences > 1:
+            self._alternatives += [self._alternative(each, window.seek) for each in answers]
+        found = parts_of_window(
+            answer.token_ids,
+            window.seek,
+            window.num_frames,
+            self._speech,
+            has_times=self._has_times,
+        )
+        for segment in self._new_segments(found, window, answer, heard, times):
+            if on_segment is not None:
+                on_segment(segment)
+        return found.num_frames
+
+    def _previous(self) -> list[int]:
+        said = [token for tokens in self._said for token in tokens] if self._conditions else []
+        before = [*self._request.prompt_ids, *said][-self._request.most_previous :]
+        return [self._speech.previous_token_id, *before] if before else []
+
+    def _hear(self, window: Window) -> Generator[Requests, list[DecodeResult], _Heard]:
+        heard = yield from self._heard_after(window.source, [*window.before, self._start])
         if self._language is None and self._speech.languages is not None:
             first = heard
-            if before:  # languages are detected without the text before
-                first = yield from self._heard_after(source, [self._start])
+            if window.before:  # languages are detected without the text before
+                first = yield from self._heard_after(window.source, [self._start])
             self._language = max(first.languages, key=first.languages.__getitem__)
             self._language_probability = first.languages[self._language]
         return heard
@@ -202,30 +234,28 @@ class WhisperTranscription(Transcription):
             tokens += [self._speech.tasks[self._request.task]]
         return tokens if self._has_times else [*tokens, self._speech.no_timestamps_token_id]
 
-    def _skipped_window(self, answer: WindowText, seek: int, part: int, heard: _Heard) -> Skipped:
+    def _skipped_window(self, window: Window, answer: WindowText, heard: _Heard) -> Skipped:
         seconds = self._speech.seconds_per_frame
         return Skipped(
-            seek=seek,
-            start=seek * seconds,
-            end=min((seek + part) * seconds, self._duration),
+            seek=window.seek,
+            start=window.seek * seconds,
+            end=min((window.seek + window.num_frames) * seconds, self._duration),
             temperature=answer.temperature,
             avg_logprob=answer.avg_logprob,
             no_speech_prob=heard.no_speech_prob,
         )
 
-    def _times(
-        self,
-        source: SoundFeatures,
-        before: list[int],
-        answer: WindowText,
-        seek: int,
-        num_frames: int,
-        align: Align,
+    def _times(self, window: Window, answer: WindowText, align: Align) -> TokenTimes:
+        """Return the times of the tokens of a window's text."""
+        prompt_ids = [*window.before, *self._first_tokens()]
+        return self._aligned(window, prompt_ids, answer.sequence.token_ids, align)
+
+    def _aligned(
+        self, window: Window, prompt_ids: Sequence[int], token_ids: Sequence[int], align: Align
     ) -> TokenTimes:
-        """Return the times of the tokens of a window; ``num_frames`` of it are sound."""
-        new = answer.sequence.token_ids
-        aligned = align(source, [*before, *self._first_tokens()], new)
-        return token_times(aligned, new, seek, num_frames, self._speech, self._start)
+        aligned = align(window.source, prompt_ids, token_ids)
+        sound = window.seek, window.num_sound
+        return token_times(aligned, token_ids, *sound, self._speech, self._start)
 
     def _words(
         self, token_ids: tuple[int, ...], first: int, times: TokenTimes
@@ -237,7 +267,7 @@ class WhisperTranscription(Transcription):
     def _new_segments(
         self,
         found: WindowParts,
-        seek: int,
+        window: Window,
         answer: WindowText,
         heard: _Heard,
         times: TokenTimes | None,
@@ -246,7 +276,7 @@ class WhisperTranscription(Transcription):
         for part in found.parts:
             segment = Segment(
                 id=len(self._segments),
-                seek=seek,
+                seek=window.seek,
                 start=part.start,
                 end=part.end,
                 text=self._text(part.token_ids),
@@ -263,7 +293,7 @@ class WhisperTranscription(Transcription):
             yield segment
 
 
-def _options(speech: SpeechEntry, *, has_times: bool) -> dict[str, Any]:
+def text_options(speech: SpeechEntry, *, has_times: bool) -> dict[str, Any]:
     """Return the options of every request for a window's text."""
     options: dict[str, Any] = {
         "suppress_tokens": speech.suppress_tokens,
@@ -276,16 +306,19 @@ def _options(speech: SpeechEntry, *, has_times: bool) -> dict[str, Any]:
     return options
 
 
-def answered(steps: Steps, decoded: Callable[[Requests], list[DecodeResult]]) -> Transcript:
-    """Return the transcript of steps; ``decoded`` runs their requests."""
+def answered(
+    steps: Generator[Requests, list[DecodeResult], T],
+    decoded: Callable[[Requests], list[DecodeResult]],
+) -> T:
+    """Return the result of steps; ``decoded`` runs their requests."""
     with contextlib.closing(steps):  # releases the source after an error of ``decoded`` too
         try:
             requests = next(steps)
             while True:
                 requests = steps.send(decoded(requests))
         except StopIteration as end:
-            transcript: Transcript = end.value
-            return transcript
+            result: T = end.value
+            return result
 
 
 def _softmax(scores: NDArray[np.float64]) -> NDArray[np.float64]:

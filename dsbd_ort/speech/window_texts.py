@@ -210,10 +210,15 @@ class WindowTexts:
                     break
         return answers[: request.num_return_sequences]
 
+    def is_silence(self, text: WindowText, no_speech_prob: float) -> bool:
+        """Return whether the window of an answer is skipped."""
+        return text.is_silence(self.speech_request, no_speech_prob)
+
     def _sampled(self, inputs: RequestInputs, temperature: float, *, may_give_up: bool) -> Samples:
         samples = []
         for number in range(1 if temperature == 0.0 else self.speech_request.best_of):
-            mass, options = AllowedMass(), self._options_at(temperature)
+            mass = AllowedMass()
+            options = self._options_at(temperature, len(inputs.prompt_ids))
             if options.get("seed") is not None:
                 options["seed"] = (options["seed"] + number) % 2**128
             request = self._pipeline.request_of(inputs, options, allowed_mass=mass)
@@ -221,7 +226,7 @@ class WindowTexts:
             samples.append(sample.may_give_up() if may_give_up else sample)
         return (yield from _decoded(samples))
 
-    def _options_at(self, temperature: float) -> dict[str, Any]:
+    def _options_at(self, temperature: float, num_prompt: int) -> dict[str, Any]:
         options: dict[str, Any] = {**self._options, **self.speech_request.options}
         if self._hot_words:
             options["scorers"] = (*(options.get("scorers") or ()), *self._hot_words)

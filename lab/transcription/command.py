@@ -2,8 +2,9 @@
 
 One model, in CHECKPOINT as transformers has it, is exported in fp32 and int8. All tools
 transcribe what eSpeak NG reads of the texts in utterances.jsonl, in turn, on the same threads and
-with the same settings. The section "equality" is not timed: it counts how often segments, tokens
-and scores are those of transformers' generate. Everything is kept in WORK and not made again.
+with the same settings. Two sections are not timed. "equality" counts how often segments, tokens and
+scores are those of transformers' generate; "domain" counts word errors with and without a language
+model of a domain. Everything is kept in WORK and not made again.
 """
 
 import contextlib
@@ -14,8 +15,10 @@ from pathlib import Path
 
 import click
 
+from dsbd_ort import Pipeline
 from lab.frame.page import BUILD, RESULTS, Page, writes
 from lab.transcription.comparison import Work, lines_of, transcribed
+from lab.transcription.domain import domain_table
 from lab.transcription.equality import Cases, equality_table, outcomes
 from lab.transcription.speech import Spoken, spoken, utterances
 from lab.transcription.tools import (
@@ -28,7 +31,7 @@ from lab.transcription.tools import (
     open_tools,
 )
 
-SPEED, EQUALITY = "transcription", "equality"
+SPEED, EQUALITY, DOMAIN = "transcription", "equality", "domain"
 OPTIONS_BY_PRECISION = {"fp32": (), "int8": ("--quantize", "int8")}
 EXPORT = (sys.executable, "-c", "from dsbd_ort.cli import export; export()")
 FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
@@ -43,7 +46,7 @@ FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 @click.option(
     "--section",
     "sections",
-    type=click.Choice((SPEED, EQUALITY)),
+    type=click.Choice((SPEED, EQUALITY, DOMAIN)),
     multiple=True,
     default=(SPEED, EQUALITY),
     show_default=True,
@@ -90,6 +93,10 @@ def main(
     if EQUALITY in sections:
         cases = Cases(checkpoint, bundles["fp32"], short + long, page.threads, have_words=words)
         _count_equal(cases, checkpoint.name, work, seconds, page)
+    if DOMAIN in sections:
+        with Pipeline.from_bundle(bundles["fp32"], num_threads=page.threads) as pipe:
+            lines = domain_table(pipe, work, environment(work), _report)
+        page.write(DOMAIN, lines, checkpoint.name)
     folder = None if ct2 is None else ct2_folder(ct2, checkpoint, work)
     models = Models(checkpoint=checkpoint, ct2=folder, bundles=bundles)
     if SPEED in sections:

@@ -46,7 +46,20 @@ def events_of(server, **fields):
 
 def without_ids(response):
     items = [{**item, "id": "", "call_id": ""} for item in response["output"]]
-    return {**response, "id": "", "created_at": 0, "output": items, "dsbd": None}
+    usage = {**response["usage"], "input_tokens_details": None}  # the same prompt came before
+    changed = {"id": "", "created_at": 0, "output": items, "usage": usage, "dsbd": None}
+    return {**response, **changed}
+
+
+def test_cached_tokens_are_counted(serve):
+    with serve() as server:
+        found = [server.http.post("/v1/responses", json=FIELDS).json()["usage"] for _ in range(2)]
+        again = events_of(server)[-1]["response"]["usage"]
+        chat = {"model": MODEL, "messages": [{"role": "user", "content": "go"}], "n": 2}
+        asked = server.http.post("/v1/chat/completions", json=chat).json()["usage"]
+    cached = [usage["input_tokens_details"]["cached_tokens"] for usage in (*found, again)]
+    assert cached[0] == 0 and cached[1] == cached[2] > 0
+    assert asked["prompt_tokens_details"]["cached_tokens"] == cached[1] < asked["prompt_tokens"]
 
 
 def test_a_text_is_that_of_the_pipeline(client, server, pipeline):
@@ -159,6 +172,7 @@ def test_a_conversation_is_the_prompt_of_the_same_chat(tool_client):
     tool_client.responses.create(**{**FIELDS, "input": third}, tools=TOOLS)
 
 
+NO_SCHEMA = {"type": "json_schema", "name": "x", "schema": {"type": "no such type"}}
 IMAGE = {"type": "input_image", "image_url": "x"}
 
 
@@ -176,17 +190,21 @@ IMAGE = {"type": "input_image", "image_url": "x"}
         ({"tool_choice": "required"}, "tool_choice", "tools is empty"),
         ({"input": [{"type": "item_reference", "id": "i"}]}, "input.0", "'item_reference'"),
         ({"input": [{"role": "user", "content": [IMAGE]}]}, "input.0.content.0", "input_image"),
-        ({"input": []}, "messages", ""),
+        ({"input": []}, "input", ""),
+        ({"input": "go " * 900}, "input", "shorten the prompt"),
         ({"input": [{"role": "critic", "content": "x"}]}, "input.0.role", "'user'"),
-        ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "response_format", "schema"),
+        ({"text": {"format": {"type": "json_schema"}}}, "text.format", "text.format.schema is"),
+        ({"text": {"format": NO_SCHEMA}}, "text.format", "text.format: "),
+        ({"tools": [{"type": "function", "name": "a b"}]}, "tools.0.name", "pattern"),
         ({"text": {"verbosity": "high"}}, "text.verbosity", "'medium'"),
         ({"n": 2}, "n", "one answer"),
-        ({"max_tokens": 2}, "max_tokens", "use max_output_tokens"),
-        ({"messages": []}, "messages", "a field of /v1/chat/completions"),
+        ({"max_tokens": 2}, "max_tokens", "use `max_output_tokens`"),
+        ({"messages": []}, "messages", "use `input`"),
         ({"num_return_sequences": 2}, "num_return_sequences", "one answer"),
         ({"no_such_field": 1}, "no_such_field", "unknown field"),
         ({"seed": "x"}, "seed", "integer"),
-        ({"max_output_tokens": 0}, "max_new_tokens", "at least 1"),
+        ({"max_output_tokens": 0}, "max_output_tokens", "max_output_tokens is 0; expected"),
+        ({"max_new_tokens": 3}, "max_output_tokens", "max_output_tokens contradicts another"),
         ({"temperature": -1}, "temperature", "expected"),
         ({"model": "other"}, "model", "unknown model"),
     ],

@@ -97,7 +97,7 @@ def test_a_trie_of_the_server(trie_server, pipeline, trie, num_beams):
 
 REFUSED = [  # fields, param, words
     ({"response_format": {"type": "xml"}}, "response_format.type", "'json_schema'"),
-    ({"response_format": {"type": "json_schema"}}, "response_format", "without a schema"),
+    ({"response_format": {"type": "json_schema"}}, "response_format", "schema is missing"),
     (
         {"response_format": {"type": "json_object", "json_schema": {"schema": {}}}},
         "response_format",

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields, replace
-from itertools import chain
-from typing import Any, BinaryIO, cast
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dsbd_ort.decoding.option_values import did_you_mean, shown
-from dsbd_ort.speech import transcript
 from dsbd_ort.speech.audio import SAMPLING_RATE, Samples, read_audio
 from dsbd_ort.speech.faster_whisper.records import (
     TranscribedSegment,
@@ -20,25 +18,26 @@ from dsbd_ort.speech.faster_whisper.records import (
     TranscriptionOptions,
     Word,
 )
-from dsbd_ort.speech.faster_whisper.windows import OpenedPipeline, RankedTranscription
+from dsbd_ort.speech.faster_whisper.windows import Language, OpenedPipeline, RankedTranscription
 from dsbd_ort.speech.languages import ENGLISH, code_of
 from dsbd_ort.speech.segmentation import without_second_end
-from dsbd_ort.speech.speech_request import read_temperatures
+from dsbd_ort.speech.speech_request import WORD_TIMES, SpeechRequest, read_temperatures
 from dsbd_ort.speech.spoken_parts import SpeechTimes
-from dsbd_ort.speech.transcript import TASKS
+from dsbd_ort.speech.transcript import TASKS, Segment
 from dsbd_ort.speech.voice_activity import Part, VadOptions, silero, speech_parts
 from dsbd_runtime.errors import InputError
 from dsbd_runtime.parts.speech_entry import SpeechEntry
 
 Audio = str | os.PathLike[str] | BinaryIO | NDArray[np.floating]
 VadParameters = Mapping[str, Any] | VadOptions | None
-Found = tuple[Iterable[TranscribedSegment], TranscriptionInfo]
-Detected = tuple[str, float, list[tuple[str, float]] | None]
+Found = tuple[Iterator[TranscribedSegment], TranscriptionInfo]
 
 _OF_DOWNLOADS = {"download_root", "local_files_only", "revision", "use_auth_token"}
 _ANY_TYPE = ("default", "auto")
 _PAUSE_MS = 160  # that ends a part of a batch
 _OPTIONS = {field.name for field in fields(TranscriptionOptions)} - {"temperatures"}
+_THRESHOLDS = ("compression_ratio_threshold", "log_prob_threshold", "no_speech_threshold")
+_DEFAULT_TOKENS = -1  # in ``suppress_tokens``: those of the model
 
 
 def decode_audio(
@@ -84,10 +83,9 @@ class WhisperModel:
         provider = "cpu" if device == "auto" else device
         if device_index:
             provider = f"{provider}:{device_index}"
-        opened = OpenedPipeline.from_bundle(
+        self.pipeline = OpenedPipeline.from_bundle(
             model_size_or_path, provider=provider, num_threads=cpu_threads or None
         )
-        self.pipeline = cast("OpenedPipeline", opened)
         encoder = self.pipeline.prompts.encoder
         if encoder is None or encoder.speech is None:
             raise InputError(f"{self.pipeline.bundle.path} is not a bundle of a Whisper model")
@@ -127,20 +125,11 @@ class WhisperModel:
         options: ``temperature``, one or several to try in turn, and other fields of
             ``TranscriptionOptions``. log_progress is ignored.
         """
-        asked, samples = _asked(options, self.speech), _samples(audio)
+        asked = _asked(options, self.speech)
         uses_vad = vad_filter and asked.clip_timestamps == "0"
-        parts, vad = _spoken(samples, vad_parameters, uses_vad=uses_vad)
-        spoken = SpeechTimes(parts)
-        heard = spoken.speech(samples)
+        heard = _heard(_samples(audio), vad_parameters, uses_vad=uses_vad)
         several = language_detection_segments, language_detection_threshold
-        detected = self.detected(heard, asked, language, *several)
-        transcription = self.transcription(heard, asked, task, detected[0])
-        found = (segment for (new,) in self.pipeline.rounds([transcription]) for segment in new)
-        segments = (
-            spoken.segment(_their(segment, number, self.speech))
-            for number, segment in enumerate(found, 1)
-        )
-        return segments, _info(detected, asked, samples, heard, vad)
+        return self.found(heard, asked, task, language, several)
 
     def detect_language(
         self,
@@ -150,35 +139,104 @@ class WhisperModel:
         vad_parameters: VadParameters = None,
         language_detection_segments: int = 1,
         language_detection_threshold: float = 0.5,
-    ) -> Detected:
+    ) -> Language:
         """Return the language of samples, its probability, and the probabilities of all."""
         if audio is None or features is not None:
             raise InputError("features are not supported; give audio, the samples")
-        samples = _samples(audio)
-        spoken = SpeechTimes(_spoken(samples, vad_parameters, uses_vad=vad_filter)[0])
+        heard = _heard(_samples(audio), vad_parameters, uses_vad=vad_filter)
         several = language_detection_segments, language_detection_threshold
-        return self.detected(spoken.speech(samples), TranscriptionOptions(), None, *several)
+        return self._language(heard, TranscriptionOptions(), None, several)
 
-    def transcription(
-        self, samples: Samples, *options: Any, is_one_window: bool = False
-    ) -> RankedTranscription:
-        """Return a transcription, not yet decoded; its audio may be empty."""
-        heard = samples if len(samples) else np.zeros(1, np.float32)
-        return RankedTranscription(
-            self.pipeline, self.encoder, heard, *options, is_one_window=is_one_window
+    def found(
+        self,
+        heard: Heard,
+        asked: TranscriptionOptions,
+        task: str,
+        language: str | None,
+        several: tuple[int, float],
+        batch_size: int = 1,
+    ) -> Found:
+        """See ``transcribe``; ``several``: windows and threshold of the detection of a language."""
+        spoken = self._language(heard, asked, language, several)
+        request = self._request(asked, task, spoken[0])
+        segments = self._segments(heard, request, asked, batch_size)
+        numbered = (replace(each, id=number) for number, each in enumerate(segments, 1))
+        return numbered, TranscriptionInfo(
+            language=spoken[0],
+            language_probability=spoken[1],
+            duration=len(heard.samples) / SAMPLING_RATE,
+            duration_after_vad=len(heard.speech) / SAMPLING_RATE,
+            all_language_probs=spoken[2],
+            transcription_options=asked,
+            vad_options=heard.vad,
         )
 
-    def detected(
-        self, samples: Samples, asked: TranscriptionOptions, language: str | None, *several: Any
-    ) -> Detected:
-        """Return the given language, or see ``RankedTranscription.detection``."""
+    def _segments(
+        self, heard: Heard, request: SpeechRequest, asked: TranscriptionOptions, batch_size: int
+    ) -> Iterator[TranscribedSegment]:
+        is_one_window = heard.chunks is not None
+        chunks = heard.chunks or [(0, len(heard.speech))]
+        for batch in (chunks[at : at + batch_size] for at in range(0, len(chunks), batch_size)):
+            parts = [heard.speech[begin:end] for begin, end in batch]
+            transcriptions = [
+                self._transcription(part, request, asked, is_one_window) for part in parts
+            ]
+            for by_part in self.pipeline.rounds(transcriptions):
+                for (begin, _), found in zip(batch, by_part, strict=True):
+                    for segment in found:
+                        their = _their(segment, self.speech, begin / SAMPLING_RATE)
+                        yield heard.times.segment(their)
+
+    def _language(
+        self,
+        heard: Heard,
+        asked: TranscriptionOptions,
+        language: str | None,
+        several: tuple[int, float],
+    ) -> Language:
         if not self.is_multilingual:
             return ENGLISH, 1.0, None
         if language is not None:
             return code_of(language, self.speech), 1.0, None
-        transcription = self.transcription(samples, asked, TASKS[0], None)
-        found: Detected = self.pipeline.result(transcription.detection(*several))
-        return found
+        request = self._request(asked, TASKS[0], None)
+        transcription = self._transcription(heard.speech, request, asked, heard.chunks is not None)
+        return self.pipeline.result(transcription.detection(*several))
+
+    def _transcription(self, *options: Any) -> RankedTranscription:
+        return RankedTranscription(self.pipeline, self.encoder, *options)
+
+    def _request(
+        self, asked: TranscriptionOptions, task: str, language: str | None
+    ) -> SpeechRequest:
+        options: dict[str, Any] = {
+            "language": language,
+            "task": task,
+            "num_beams": asked.beam_size,
+            "num_return_sequences": asked.beam_size if 0.0 in asked.temperatures else 1,
+            "best_of": asked.best_of,
+            "temperature": asked.temperatures,
+            "length_penalty": asked.length_penalty,
+            "repetition_penalty": asked.repetition_penalty,
+            "no_repeat_ngram_size": asked.no_repeat_ngram_size,
+            "compression_ratio_threshold": asked.compression_ratio_threshold,
+            "logprob_threshold": asked.log_prob_threshold,
+            "no_speech_threshold": asked.no_speech_threshold,
+            "condition_on_previous_text": asked.condition_on_previous_text,
+            "return_timestamps": WORD_TIMES if asked.word_timestamps else False,
+        }
+        if asked.beam_size > 1:
+            options["early_stopping"] = True
+        if asked.max_new_tokens:
+            options["max_new_tokens"] = asked.max_new_tokens
+        if not asked.suppress_blank:
+            options["begin_suppress_tokens"] = []
+        if (given := set(asked.suppress_tokens or ())) != {_DEFAULT_TOKENS}:
+            least = 0 if _DEFAULT_TOKENS in given else self.encoder.start_token_id
+            of_model = {token for token in self.speech.suppress_tokens if given and token >= least}
+            options["suppress_tokens"] = sorted((given | of_model) - {_DEFAULT_TOKENS})
+        tokens = self.pipeline.tokenizer, self.encoder.vocab_size
+        length = self.pipeline.bundle.context_length
+        return SpeechRequest.read(options, self.speech, *tokens, length)
 
 
 class BatchedInferencePipeline:
@@ -204,52 +262,45 @@ class BatchedInferencePipeline:
 
         ``clip_timestamps``: clips, each with the seconds of its "start" and "end".
         """
-        model, samples = self.model, _samples(audio)
-        speech, clips = model.speech, options.pop("clip_timestamps", None)
+        speech, clips = self.model.speech, options.pop("clip_timestamps", None)
         asked = _asked({"without_timestamps": True, **options}, speech)
-        most, vad = speech.chunk_seconds * SAMPLING_RATE, None
+        samples, most = _samples(audio), speech.chunk_seconds * SAMPLING_RATE
         if clips:
-            times = [(clip["start"], clip["end"]) for clip in clips]
-            parts = [(int(a * SAMPLING_RATE), int(b * SAMPLING_RATE)) for a, b in times]
+            times = [(each["start"] * SAMPLING_RATE, each["end"] * SAMPLING_RATE) for each in clips]
+            heard = Heard(samples, [(int(begin), int(end)) for begin, end in times])
         elif vad_filter or len(samples) < most:
-            longest = speech.chunk_seconds
-            parts, vad = _spoken(samples, vad_parameters, longest, uses_vad=vad_filter)
+            heard = _heard(samples, vad_parameters, speech.chunk_seconds, uses_vad=vad_filter)
         else:
             raise InputError(
                 f"the audio has {len(samples) / SAMPLING_RATE:.0f} s; expected less than "
                 f"{speech.chunk_seconds}, or vad_filter=True, or clip_timestamps"
             )
-        spoken = SpeechTimes(parts)
-        heard = spoken.speech(samples)
-        several = language_detection_segments, language_detection_threshold
-        detected = model.detected(heard, asked, language, *several)
+        heard.chunks = _joined(heard.parts, 0 if clips else most)
         alone: dict[str, Any] = {
             "temperatures": asked.temperatures[:1],
+            "condition_on_previous_text": False,
+            "clip_timestamps": clips,
             **dict.fromkeys(_THRESHOLDS),
         }
-        asked = replace(asked, condition_on_previous_text=False, **alone)
-        chunks, given = _joined(parts, 0 if clips else most), (asked, task, detected[0])
-
-        def segments() -> Iterator[TranscribedSegment]:
-            number = 0
-            for first in range(0, len(chunks), batch_size):
-                batch = chunks[first : first + batch_size]
-                sounds = [heard[begin:end] for begin, end in batch]
-                rounds = model.pipeline.rounds(
-                    [model.transcription(each, *given, is_one_window=True) for each in sounds]
-                )
-                by_chunk = zip(*rounds, strict=True)
-                for (begin, _), found in zip(batch, by_chunk, strict=False):  # all may be empty
-                    for segment in chain.from_iterable(found):
-                        number += 1
-                        offset = begin / SAMPLING_RATE
-                        yield spoken.segment(_their(segment, number, speech, offset))
-
-        info_options = replace(asked, clip_timestamps=clips)
-        return segments(), _info(detected, info_options, samples, heard, vad)
+        several = language_detection_segments, language_detection_threshold
+        return self.model.found(heard, replace(asked, **alone), task, language, several, batch_size)
 
 
-_THRESHOLDS = ("compression_ratio_threshold", "log_prob_threshold", "no_speech_threshold")
+@dataclass
+class Heard:
+    """An audio and its parts that are heard.
+
+    vad: the options that found them. chunks: parts of the speech that are a window each.
+    """
+
+    samples: Samples
+    parts: Sequence[Part]
+    vad: VadOptions | None = None
+    chunks: Sequence[Part] | None = None
+
+    def __post_init__(self) -> None:
+        self.times = SpeechTimes(self.parts)
+        self.speech = self.times.speech(self.samples)
 
 
 def _asked(options: dict[str, Any], speech: SpeechEntry) -> TranscriptionOptions:
@@ -273,18 +324,18 @@ def _samples(audio: Audio) -> Samples:
     return audio.astype(np.float32)
 
 
-def _spoken(
+def _heard(
     samples: Samples, given: VadParameters, longest_s: float | None = None, *, uses_vad: bool
-) -> tuple[list[Part], VadOptions | None]:
-    """Return the parts to be heard, and the options that found them; ``longest_s``: of a batch."""
+) -> Heard:
+    """Return the parts to be heard; ``longest_s``: of a batch."""
     if not uses_vad:
-        return [(0, len(samples))], None
+        return Heard(samples, [(0, len(samples))])
     options = given if isinstance(given, VadOptions) else VadOptions(**given or {})
     if longest_s is not None and not isinstance(given, VadOptions):
         options.max_speech_duration_s = longest_s
         if given is None:
             options.min_silence_duration_ms = _PAUSE_MS
-    return speech_parts(samples, options, silero()), options
+    return Heard(samples, speech_parts(samples, options, silero()), options)
 
 
 def _joined(parts: Sequence[Part], most: int) -> list[Part]:
@@ -301,36 +352,16 @@ def _joined(parts: Sequence[Part], most: int) -> list[Part]:
     return joined
 
 
-def _info(
-    detected: Detected,
-    asked: TranscriptionOptions,
-    samples: Samples,
-    heard: Samples,
-    vad: VadOptions | None,
-) -> TranscriptionInfo:
-    return TranscriptionInfo(
-        language=detected[0],
-        language_probability=detected[1],
-        duration=len(samples) / SAMPLING_RATE,
-        duration_after_vad=len(heard) / SAMPLING_RATE,
-        all_language_probs=detected[2],
-        transcription_options=asked,
-        vad_options=vad,
-    )
-
-
-def _their(
-    segment: transcript.Segment, number: int, speech: SpeechEntry, offset: float = 0.0
-) -> TranscribedSegment:
+def _their(segment: Segment, speech: SpeechEntry, offset: float) -> TranscribedSegment:
     """Return a segment as faster-whisper's; ``offset``: seconds before its audio."""
-    words = segment.words and [
+    words = [
         Word(
             round(each.start + offset, 2), round(each.end + offset, 2), each.word, each.probability
         )
-        for each in segment.words
+        for each in segment.words or ()
     ]
     return TranscribedSegment(
-        id=number,
+        id=segment.id,
         seek=segment.seek + int(offset / speech.seconds_per_frame),
         start=round(segment.start + offset, 3),
         end=round(segment.end + offset, 3),
@@ -339,6 +370,6 @@ def _their(
         avg_logprob=segment.avg_logprob,
         compression_ratio=segment.compression_ratio,
         no_speech_prob=segment.no_speech_prob,
-        words=None if segment.words is None else list(words or ()),
+        words=None if segment.words is None else words,
         temperature=segment.temperature,
     )

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import zlib
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import islice
-from typing import Any
+from itertools import chain, compress, islice
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,90 +23,78 @@ from dsbd_ort.decoding import DecodeResult
 from dsbd_ort.pipeline import Pipeline
 from dsbd_ort.prompts import RequestInputs
 from dsbd_ort.speech.faster_whisper.records import TranscriptionOptions
-from dsbd_ort.speech.log_mel import LogMel, MelForm, Samples
-from dsbd_ort.speech.segmentation import parts_of_window
-from dsbd_ort.speech.speech_request import SpeechRequest, read_task
+from dsbd_ort.speech.log_mel import FeatureWindows, LogMel, MelForm, Samples
+from dsbd_ort.speech.speech_request import SpeechRequest
 from dsbd_ort.speech.transcript import Segment
-from dsbd_ort.speech.transcription import WhisperTranscription, answered
+from dsbd_ort.speech.transcription import (
+    OnSegment,
+    WhisperTranscription,
+    Window,
+    answered,
+    text_options,
+)
 from dsbd_ort.speech.window_texts import Answers, Requests, WindowText, WindowTexts
-from dsbd_ort.speech.words import Align, TokenTimes, token_times
+from dsbd_ort.speech.words import Align, TokenTimes
 from dsbd_runtime.parts.encoder_entry import EncoderEntry
-from dsbd_runtime.parts.speech_entry import SoundFeatures, SpeechEntry
+from dsbd_runtime.parts.speech_entry import SoundFeatures
 
 _PADDING = 160  # zeros after the samples
-_DEFAULT_TOKENS = -1  # in ``suppress_tokens``: those of the model
 
-Steps = Generator[Requests, list[DecodeResult], Any]
-OnSegment = Callable[[Segment], None]
+T = TypeVar("T")
+Steps = Generator[Requests, Any, Any]
+Language = tuple[str, float, list[tuple[str, float]] | None]
+"""A language, its probability, and those of all, the most probable first; None: unknown."""
 
 
 class RankedTexts(WindowTexts):
-    """Decodes texts of windows; thresholds are those of ``asked``.
-
-    begun: the tokens that every text begins with.
-    """
+    """Decodes texts of windows, which begin with the tokens ``begun``."""
 
     begun: Sequence[int] = ()
 
-    def __init__(self, *arguments: Any, asked: TranscriptionOptions, context_length: int) -> None:
-        super().__init__(*arguments)
-        self._asked, self._context_length = asked, context_length
-
     def answers(self, inputs: RequestInputs, no_speech_prob: float) -> Answers:
         """Return the text at the first temperature with a good one, or the most probable one."""
-        asked, texts, rare = self._asked, list[WindowText](), list[WindowText]()
-        self._options = self._options_after(len(inputs.prompt_ids))
-        for temperature in asked.temperatures:
+        request, texts = self.speech_request, list[WindowText]()
+        for temperature in request.temperature:
             samples = yield from self._sampled(inputs, temperature, may_give_up=False)
             best = max((each for sample in samples for each in sample.answers), key=self._score)
             content = self._pipeline.tokenizer.decode(best.token_ids).strip().encode()
             ratio = len(content) / len(zlib.compress(content))
             texts.append(replace(best, compression_ratio=ratio))
-            most, least = asked.compression_ratio_threshold, asked.log_prob_threshold
-            repeats = most is not None and ratio > most
-            is_improbable = least is not None and best.avg_logprob < least
-            if not repeats:
-                rare.append(texts[-1])
-            is_silence = is_improbable and self._may_be_silence(no_speech_prob)
-            if is_silence or not (repeats or is_improbable):
+            if not texts[-1].is_poor(request) or texts[-1].is_silence(request, no_speech_prob):
                 return texts[-1:]
+        most = request.compression_ratio_threshold
+        rare = [each for each in texts if most is None or each.compression_ratio <= most]
         best = max(rare or texts, key=lambda each: each.avg_logprob)
         return [replace(best, temperature=texts[-1].temperature)]
 
     def is_silence(self, text: WindowText, no_speech_prob: float) -> bool:
-        """Return whether a window with this text is skipped."""
-        least = self._asked.log_prob_threshold
+        """See the base; without ``logprob_threshold`` each text is improbable."""
+        most, least = self.speech_request.no_speech_threshold, self.speech_request.logprob_threshold
         is_probable = least is not None and text.avg_logprob > least
-        return self._may_be_silence(no_speech_prob) and not is_probable
-
-    def _may_be_silence(self, no_speech_prob: float) -> bool:
-        most = self._asked.no_speech_threshold
-        return most is not None and no_speech_prob > most
+        return most is not None and no_speech_prob > most and not is_probable
 
     def _score(self, text: WindowText) -> float:
         num_tokens = len(text.token_ids)  # without the end, unlike here
         logprob = text.avg_logprob * (num_tokens + 1)
-        return float(logprob / max(num_tokens, 1) ** self._asked.length_penalty)
+        penalty: float = self.speech_request.options["length_penalty"]
+        return logprob / float(max(num_tokens, 1) ** penalty)
 
-    def _options_after(self, num_prompt: int) -> dict[str, Any]:
-        most = min(self._context_length // 2, self._context_length - num_prompt)
-        begin = [partial(_begin, num_prompt, self.begun)] if self.begun else []
-        return {
-            "max_new_tokens": self._asked.max_new_tokens or most,
-            "logits_processors": (*begin,),
-        }
-
-    def _options_at(self, temperature: float) -> dict[str, Any]:
-        options = super()._options_at(temperature)
-        if temperature == 0.0 and self._asked.beam_size > 1:
-            options["logits_processors"] = (*options["logits_processors"], _among_allowed)
-        return options
+    def _options_at(self, temperature: float, num_prompt: int) -> dict[str, Any]:
+        is_search = temperature == 0.0 and self.speech_request.num_beams > 1
+        changed = [
+            *([partial(_begin, num_prompt, self.begun)] if self.begun else []),
+            *([_among_allowed] if is_search else []),
+        ]
+        half = self.speech_request.most_previous + 1  # of the model's context
+        options = {"max_new_tokens": min(half, 2 * half - num_prompt)}
+        options |= super()._options_at(temperature, num_prompt)
+        return {**options, "logits_processors": tuple(changed)}
 
 
 class RankedTranscription(WhisperTranscription):
     """Transcription of one audio by ``RankedTexts``.
 
-    language: None: it is detected. is_one_window: whether only the first window is decoded.
+    is_one_window: whether only the first window is decoded.
     """
 
     _texts: RankedTexts
@@ -116,56 +104,37 @@ class RankedTranscription(WhisperTranscription):
         pipeline: OpenedPipeline,
         encoder: EncoderEntry,
         samples: Samples,
+        request: SpeechRequest,
         asked: TranscriptionOptions,
-        task: str,
-        language: str | None,
-        *,
-        is_one_window: bool = False,
+        is_one_window: bool,
     ) -> None:
-        speech, context_length = encoder.speech, pipeline.bundle.context_length
+        speech = encoder.speech
         assert speech is not None  # ``WhisperModel`` has checked it
-        request = SpeechRequest(
-            vocab_size=encoder.vocab_size,
-            most_previous=context_length // 2 - 1,
-            language=language,
-            task=read_task(task, speech),
-            num_beams=asked.beam_size,
-            num_return_sequences=asked.beam_size if 0.0 in asked.temperatures else 1,
-            temperature=tuple(asked.temperatures),
-            best_of=asked.best_of,
-            options=_options(asked, speech, encoder.start_token_id),
-        )
-        # the features are not those of the base: it gets no samples that it would read
-        super().__init__(pipeline, speech, encoder.start_token_id, samples[:1], request)
-        padded = np.pad(samples, (0, _PADDING))
-        self._windows = LogMel(MelForm().sized(speech, 0)).windows(padded)
+        super().__init__(pipeline, speech, encoder.start_token_id, samples, request)
         self._num_frames = len(samples) // speech.hop_length
         self._has_times = not asked.without_timestamps
-        self._texts = RankedTexts(pipeline, request, asked=asked, context_length=context_length)
+        options = text_options(speech, has_times=self._has_times)
+        if self._has_times:
+            a_time = speech.chunk_seconds / speech.num_positions
+            options["max_initial_timestamp_index"] = round(asked.max_initial_timestamp / a_time)
+        self._texts = RankedTexts(pipeline, request, options)
         self._asked, self._is_one_window = asked, is_one_window
         given = asked.initial_prompt
         self._said = [tuple(self._encoded(given) if isinstance(given, str) else given or ())]
 
-    def steps(self, on_segment: OnSegment | None, align: Align) -> Steps:
-        """See the base; it returns nothing."""
-        for seek, end in self._clips():
-            while seek < end:
-                size = min(self._speech.num_frames, end - seek)
-                seek = yield from self._window(seek, size, on_segment, align)
-                if self._is_one_window:
-                    return
-
-    def detection(self, num_windows: int, threshold: float) -> Steps:
-        """Return the language of the first windows, its probability, and those of all.
+    def detection(
+        self, num_windows: int, threshold: float
+    ) -> Generator[Requests, list[DecodeResult], Language]:
+        """Return the language of the first windows.
 
         It is that of the first window with a probability above ``threshold``, or that of the most.
         """
-        begin = min(self._clips()[0][0], max(self._num_frames - 1, 0))
+        begin = min(self._spans()[0][0], max(self._num_frames - 1, 0))
+        end = max(self._num_frames, 1)
         votes: dict[str, list[float]] = {}
         ranked: list[tuple[str, float]] = []
-        for seek in range(begin, max(self._num_frames, 1), self._speech.num_frames)[:num_windows]:
-            size = min(self._speech.num_frames, max(self._num_frames - seek, 1))
-            heard = yield from self._heard_after(self._source(seek, size), [self._start])
+        for seek in range(begin, end, self._speech.num_frames)[:num_windows]:
+            heard = yield from self._heard_after(self._window(seek, end).source, [self._start])
             ranked = sorted(heard.languages.items(), key=lambda each: -each[1])
             language, probability = ranked[0]
             if probability > threshold:
@@ -174,72 +143,65 @@ class RankedTranscription(WhisperTranscription):
         language = max(votes, key=lambda each: len(votes[each]))
         return language, max(votes[language]), ranked
 
-    def _window(
-        self, seek: int, size: int, on_segment: OnSegment | None, align: Align
-    ) -> Generator[Requests, list[DecodeResult], int]:
-        """Decode a window; return the first frame of the next one."""
-        source, asked, times = self._source(seek, size), self._asked, None
-        self._begin_text(is_first=seek == 0)
-        before = self._previous()
-        with self._pipeline.held_source(source):
-            heard = yield from self._hear(source, before)
-            inputs = RequestInputs([*before, *self._first_tokens()], source)
-            (text,) = yield from self._texts.answers(inputs, heard.no_speech_prob)
-            if self._texts.is_silence(text, heard.no_speech_prob):
-                return seek + size
-            if asked.word_timestamps:
-                times = self._times(source, before, text, seek, size, align)
-        found = parts_of_window(text.token_ids, seek, size, self._speech, has_times=self._has_times)
-        following, end = seek + found.num_frames, 0.0
-        for segment in self._new_segments(found, seek, text, heard, times):
-            if segment.words:
-                end = segment.words[-1].end
-                segment = replace(segment, start=segment.words[0].start, end=end)
-            if segment.start == segment.end or not segment.text.strip():
-                self._said.pop()
-            elif on_segment is not None:
-                on_segment(segment)
-        ends_alone = [self._speech.is_time(token) for token in text.token_ids[-2:]] == [False, True]
-        if end > seek * self._speech.seconds_per_frame and not ends_alone:
-            following = round(end / self._speech.seconds_per_frame)
-        is_hot = text.temperature > asked.prompt_reset_on_temperature
-        if is_hot or not asked.condition_on_previous_text:
-            self._said.clear()
-        return following
+    def _features_of(self, samples: Samples) -> FeatureWindows:
+        return LogMel(MelForm().sized(self._speech, 0)).windows(np.pad(samples, (0, _PADDING)))
 
-    def _times(
-        self,
-        source: SoundFeatures,
-        before: list[int],
-        answer: WindowText,
-        seek: int,
-        num_frames: int,
-        align: Align,
-    ) -> TokenTimes:
-        """Return the times of a text's tokens, aligned without times and the text before."""
-        tokens, mark = answer.sequence.token_ids, self._speech.no_timestamps_token_id
-        texts = [
-            i for i, token in enumerate(tokens[: len(answer.token_ids)]) if token < self._start
-        ]
-        read = [mark, *(tokens[i] for i in texts), mark]  # the last is not read
-        prompt = [token for token in self._first_tokens() if token != mark]
-        aligned = align(source, prompt, read)
-        found = token_times(aligned, read, seek, num_frames, self._speech, self._start)
-        times = TokenTimes(*np.zeros((3, len(tokens))))
-        for name in ("start", "end", "probabilities"):
-            getattr(times, name)[texts] = getattr(found, name)[1:-1]
-        return times
+    def _spans(self) -> list[tuple[int, int]]:
+        given = "0" if self._is_one_window else self._asked.clip_timestamps
+        seconds = given.split(",") if isinstance(given, str) else given or [0]
+        frames = [round(float(each) / self._speech.seconds_per_frame) for each in seconds]
+        frames += [self._num_frames] * (len(frames) % 2)
+        pairs = zip(frames[::2], frames[1::2], strict=True)
+        return [(begin, min(end, self._num_frames)) for begin, end in pairs]
 
-    def _source(self, seek: int, size: int) -> SoundFeatures:
-        after = self._speech.num_frames - size
-        return SoundFeatures(np.pad(self._windows.window(seek, size), ((0, 0), (0, after))))
-
-    def _begin_text(self, *, is_first: bool) -> None:
+    def _window(self, seek: int, end: int) -> Window:
         if self._asked.multilingual:
             self._language = None  # it is detected again
-        begun = self._encoded(self._asked.prefix)[: self._request.most_previous] if is_first else []
+        begun = self._encoded(self._asked.prefix)[: self._request.most_previous]
         times = [self._speech.first_timestamp] if begun and self._has_times else []
-        self._texts.begun = (*times, *begun)
+        self._texts.begun = () if seek else (*times, *begun)
+        size = min(end - seek, self._speech.num_frames)
+        after = (0, 0), (0, self._speech.num_frames - size)
+        source = SoundFeatures(np.pad(self._features.window(seek, size), after))
+        return Window(seek, size, size, source, self._previous())
+
+    def _decoded(
+        self, window: Window, on_segment: OnSegment | None, align: Align
+    ) -> Generator[Requests, list[DecodeResult], int]:
+        num_before = len(self._segments)
+        num_frames = yield from super()._decoded(window, on_segment, align)
+        if self._is_one_window:
+            return self._num_frames
+        if not (new := self._segments[num_before:]):
+            return num_frames
+        seconds = self._speech.seconds_per_frame
+        end = max((word.end for each in new for word in each.words or ()), default=0.0)
+        ends_alone = [*map(self._speech.is_time, new[-1].token_ids[-2:])] == [False, True]
+        if end > window.seek * seconds and not ends_alone:
+            num_frames = round(end / seconds) - window.seek
+        is_hot = new[-1].temperature > self._asked.prompt_reset_on_temperature
+        if is_hot or not self._request.condition_on_previous_text:
+            self._said.clear()
+        return num_frames
+
+    def _new_segments(self, *arguments: Any) -> Iterator[Segment]:
+        for segment in super()._new_segments(*arguments):
+            if words := segment.words:
+                segment = replace(segment, start=words[0].start, end=words[-1].end)
+            if segment.start == segment.end or not segment.text.strip():
+                self._said.pop()
+            else:
+                yield segment
+
+    def _times(self, window: Window, answer: WindowText, align: Align) -> TokenTimes:
+        """See the base; the text is aligned without times and the text before."""
+        mark = self._speech.no_timestamps_token_id
+        is_text = [token < self._start for token in answer.token_ids]
+        prompt_ids = [token for token in self._first_tokens() if token != mark]
+        read = [mark, *compress(answer.token_ids, is_text), mark]  # the last is not read
+        found = self._aligned(window, prompt_ids, read, align)
+        at = np.cumsum(is_text)  # tokens of no text have no times that are read
+        return TokenTimes(found.start[at], found.end[at], found.probabilities[at])
 
     def _previous(self) -> list[int]:
         most = self._request.most_previous
@@ -251,15 +213,6 @@ class RankedTranscription(WhisperTranscription):
         tokenizer = self._pipeline.tokenizer
         return tokenizer.encode(f" {text.strip()}", add_special_tokens=False) if text else []
 
-    def _clips(self) -> list[tuple[int, int]]:
-        """Return the first frame of each clip and the frame after its last."""
-        given = self._asked.clip_timestamps
-        seconds = given.split(",") if isinstance(given, str) else given or [0]
-        frames = [round(float(each) / self._speech.seconds_per_frame) for each in seconds]
-        frames += [self._num_frames] * (len(frames) % 2)
-        pairs = zip(frames[::2], frames[1::2], strict=True)
-        return [(begin, min(end, self._num_frames)) for begin, end in pairs]
-
 
 class OpenedPipeline(Pipeline):
     """A pipeline that decodes several such transcriptions together, and as far as is asked for."""
@@ -270,48 +223,25 @@ class OpenedPipeline(Pipeline):
         """Yield the new segments of each audio after each call of the engines, which all share."""
         found: list[list[Segment]] = [[] for _ in transcriptions]
         with contextlib.ExitStack() as stack:
-            running = []
+            sent: dict[Steps, Any] = {}  # the results that each is sent, None first
             for transcription, segments in zip(transcriptions, found, strict=True):
                 steps = transcription.steps(segments.append, self._align)
-                stack.enter_context(contextlib.closing(steps))
-                if (requests := next(steps, None)) is not None:
-                    running.append((steps, requests))
-            while running:
-                results = iter(self._decoded([each for _, some in running for each in some]))
-                before, running = running, []
-                for steps, requests in before:
+                sent[stack.enter_context(contextlib.closing(steps))] = None
+            while sent:
+                requests: dict[Steps, Requests] = {}
+                for steps, results in sent.items():
                     with contextlib.suppress(StopIteration):
-                        running.append((steps, steps.send([*islice(results, len(requests))])))
+                        requests[steps] = steps.send(results)
                 yield [segments.copy() for segments in found]
                 for segments in found:
                     segments.clear()
+                together = [*chain.from_iterable(requests.values())]
+                decoded = iter(self._decoded(together) if together else ())
+                sent = {steps: [*islice(decoded, len(each))] for steps, each in requests.items()}
 
-    def result(self, steps: Steps) -> Any:
+    def result(self, steps: Generator[Requests, list[DecodeResult], T]) -> T:
         """Return the result of steps."""
         return answered(steps, self._decoded)
-
-
-def _options(asked: TranscriptionOptions, speech: SpeechEntry, start: int) -> dict[str, Any]:
-    """Return the options of every request for a window's text."""
-    given = set(asked.suppress_tokens or ())
-    of_model = {token for token in speech.suppress_tokens if given and token >= start}
-    if _DEFAULT_TOKENS in given:
-        of_model = set(speech.suppress_tokens)
-    options: dict[str, Any] = {
-        "length_penalty": asked.length_penalty,
-        "repetition_penalty": asked.repetition_penalty,
-        "no_repeat_ngram_size": asked.no_repeat_ngram_size,
-        "suppress_tokens": sorted((given | of_model) - {_DEFAULT_TOKENS}),
-        "begin_suppress_tokens": speech.begin_suppress_tokens if asked.suppress_blank else [],
-    }
-    if asked.beam_size > 1:
-        options["early_stopping"] = True
-    if not asked.without_timestamps:
-        a_time = speech.chunk_seconds / speech.num_positions
-        options["max_initial_timestamp_index"] = round(asked.max_initial_timestamp / a_time)
-        options["no_timestamps_token_id"] = speech.no_timestamps_token_id
-        options["last_timestamp_token_id"] = speech.last_timestamp
-    return options
 
 
 def _begin(

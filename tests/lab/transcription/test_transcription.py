@@ -10,11 +10,13 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from dsbd_ort.scorers.ngram_files import read_ngrams
 from dsbd_ort.speech.languages import LANGUAGE_NAMES
 from lab.frame.page import ROOT
 from lab.peers.catalog import PeerError
 from lab.peers.runner_process import RunnerProcess
 from lab.transcription.comparison import COLUMNS, Transcribed, Work, lines_of, transcribed
+from lab.transcription.domain import arpa, paragraphs
 from lab.transcription.equality import (
     Cases,
     Outcome,
@@ -45,6 +47,23 @@ ERRORS = [  # transcript, text, errors
     ("", "a b c", 3),
     ("b c d", "a b c", 2),
 ]
+
+
+def test_a_model_of_a_domain(tmp_path):
+    """Probabilities after any history sum to 1, a seen word is likelier; texts are apart."""
+    parts = paragraphs()
+    assert [len(part) for part in parts[1:]] == [20, 40]
+    assert len({text for part in parts for text in part}) == sum(map(len, parts))
+    sentences = [words_of(text) for text in parts[0]]
+    file = tmp_path / "domain.arpa"
+    file.write_text(arpa(sentences), encoding="utf-8")
+    model = read_ngrams(file)
+    words = {word for words in sentences for word in words} | {"</s>", "<unk>"}
+    start = model.history(begins=True)
+    for history in (start, model.score(start, "the")[1], model.score((), "palladium")[1]):
+        chances = {word: 10 ** model.score(history, word)[0] for word in words}
+        assert sum(chances.values()) == pytest.approx(1, abs=1e-4)
+    assert max(chances, key=lambda word: chances[word]) == "catalyst"
 
 
 def test_words_have_no_case_and_no_punctuation():
