@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from transformers import (
 
 from dsbd_ort import Pipeline
 from dsbd_ort.prompts import RequestInputs
-from dsbd_ort.speech.log_mel import FORMS, LogMel
+from dsbd_ort.speech.log_mel import LogMel, MelForm
 from scripts.shared_captures import SharedCaptures
 from scripts.speech_checkpoints import (
     MODELS,
@@ -65,6 +65,18 @@ def export_speech_model(captures: SharedCaptures, name: str, folder: Path) -> Pa
     return folder
 
 
+_GRANITE = MelForm(
+    num_mels=NUM_MELS,
+    n_fft=512,
+    window_length=400,
+    hop_length=160,
+    sampling_rate=16_000,
+    least_samples=0,
+    is_htk=True,
+    keeps_last=True,
+)
+
+
 class _GraniteFeatures(GraniteSpeechFeatureExtractor):
     """Granite's extractor without torchaudio: features of numpy, which other tests compare."""
 
@@ -77,7 +89,7 @@ class _GraniteFeatures(GraniteSpeechFeatureExtractor):
 
     def __call__(self, audios: Sequence[Samples], device: str | None = None) -> BatchFeature:
         [samples] = audios
-        features = LogMel(replace(FORMS["granite_speech"], num_mels=NUM_MELS))(samples)
+        features = LogMel(_GRANITE)(samples)
         if features.shape[1] % 2:
             features = features[:, :-1]
         stacked = torch.from_numpy(features.T.copy()).reshape(1, -1, 2 * NUM_MELS)

@@ -138,7 +138,7 @@ class RankedTranscription(WhisperTranscription):
         # the features are not those of the base: it gets no samples that it would read
         super().__init__(pipeline, speech, encoder.start_token_id, samples[:1], request)
         padded = np.pad(samples, (0, _PADDING))
-        self._windows = LogMel(MelForm().sized(speech, 0)).windows(padded)
+        self._windows = LogMel(MelForm.of(speech, 0)).windows(padded)
         self._num_frames = len(samples) // speech.hop_length
         self._has_times = not asked.without_timestamps
         self._texts = RankedTexts(pipeline, request, asked=asked, context_length=context_length)
