@@ -202,8 +202,7 @@ def inputs_of(pipe: Pipeline, samples: Samples | None, text: str = QUESTION) -> 
     media = pipe.requests.media
     assert media is not None
     messages = [{"role": "user", "content": text}] if samples is None else asked(samples, text)
-    prompt = media.read(messages)
-    return RequestInputs(list(prompt), prompt.source)
+    return media.read(messages).inputs
 
 
 def options_of(name: str, **options: Any) -> dict[str, Any]:
