@@ -38,6 +38,7 @@ from scripts.speech_checkpoints import (
     write_speech_model,
 )
 from tests.exports import export_quietly
+from tests.given.forests import Searched, searched
 from tests.speech.sounds import Samples, noise
 
 CLASSES: dict[str, Any] = {
@@ -169,27 +170,11 @@ class SpeechReference:
         more["attention_mask"] = torch.ones_like(ids)
         return np.asarray(self.model(input_ids=ids, **more).logits[0].numpy())
 
-    @torch.no_grad()
-    def searched(
-        self, inputs: dict[str, Any], beams: int, length: int
-    ) -> tuple[list[list[int]], list[float]]:
-        """Return the new tokens of every beam up to its end, and their scores."""
+    def searched(self, inputs: dict[str, Any], beams: int, length: int) -> Searched:
         has_token = not self.name.startswith("granite")
-        found = self.model.generate(
-            **inputs,
-            num_beams=beams,
-            num_return_sequences=beams,
-            max_new_tokens=length,
-            do_sample=False,
-            eos_token_id=list(ENDS),
-            suppress_tokens=[MODELS[self.name].placeholder] if has_token else None,
-            return_dict_in_generate=True,
-            output_scores=True,
-        )
-        rows = found.sequences[:, inputs["input_ids"].shape[1] :].tolist()
-        ends = [next((n + 1 for n, t in enumerate(row) if t in ENDS), len(row)) for row in rows]
-        scores = [] if beams == 1 else found.sequences_scores.tolist()
-        return [row[:end] for row, end in zip(rows, ends, strict=True)], scores
+        suppressed = [MODELS[self.name].placeholder] if has_token else None
+        given = {**inputs, "suppress_tokens": suppressed}
+        return searched(self.model, given, beams, length, ENDS)
 
 
 def asked(samples: Samples, text: str = QUESTION) -> list[dict[str, Any]]:
