@@ -12,7 +12,7 @@ from dsbd_ort.decoding import DecodeResult, DecodingConfig, DecodingRequest, Tra
 from dsbd_ort.decoding.drafting.ngram import NGramPool
 from dsbd_ort.decoding.logits_processing.allowed_after import AllowedMass
 from dsbd_ort.media_parts import OWN_LIMITS, MediaLimits
-from dsbd_ort.media_prompts import MediaPrompt, MediaReader, PictureReader, is_conversation
+from dsbd_ort.media_prompts import is_conversation, media_reader
 from dsbd_ort.model_pair import MOST_CALLERS, Recent, check_drafter
 from dsbd_ort.option_defaults import ModelDefaults, Options, resolve
 from dsbd_ort.pipeline_options import PipelineOptions
@@ -40,13 +40,8 @@ class BundleRequests:
         self.has_draft = has_draft
         self.tokenizer = Tokenizer.from_bundle(bundle)
         self.prompts = PromptReader(bundle, self.tokenizer)
-        self.media: MediaReader | None = None  # of a model whose prompts may have them
-        if bundle.manifest.target.given is not None:
-            self.media = MediaReader(bundle, self.tokenizer, lambda: self.chat_template)
-        self.pictures: PictureReader | None = None  # of an encoder-decoder that reads pictures
-        encoder = self.prompts.encoder
-        if encoder is not None and encoder.picture is not None:
-            self.pictures = PictureReader(encoder, encoder.picture, self.tokenizer)
+        # of a model that reads sound or pictures in messages
+        self.media = media_reader(bundle, self.tokenizer, lambda: self.chat_template)
         self.defaults = ModelDefaults.from_bundle(
             bundle, reads_file=options.generation_config, of_chats=options.chat_defaults
         )
@@ -67,12 +62,7 @@ class BundleRequests:
         """Return the validated request of ``generate``; it may draft by the caller's texts."""
         src_lang = options.get(SRC_LANG) if isinstance(options, Mapping) else None
         read = self.chat_prompt(prompt) if is_conversation(prompt) else cast("Prompt", prompt)
-        if isinstance(read, MediaPrompt) and self.pictures is not None:
-            inputs = RequestInputs(list(read), read.source)
-        else:
-            inputs = self.prompts.read(read, src_lang)
-            if isinstance(read, MediaPrompt):
-                inputs = dataclasses.replace(inputs, source=read.source)
+        inputs = self.prompts.read(read, src_lang)
         return self.request_of(inputs, options, trace=trace, caller=caller)
 
     def request_of(
@@ -107,7 +97,7 @@ class BundleRequests:
             ngram_pool=self._pools.of(caller) if self._pools and config.has_ngram_drafter else None,
             trace=trace,
             source=inputs.source,
-            copied_ids=inputs.copied_ids or (self.media.heard(inputs.source) if self.media else ()),
+            copied_ids=inputs.copied_ids,
             allowed_mass=allowed_mass,
         )
 
@@ -199,19 +189,17 @@ class BundleRequests:
         limits: MediaLimits = OWN_LIMITS,
     ) -> list[int]:
         """See Pipeline.chat_prompt."""
-        if self.pictures is not None:
-            return self.pictures.read(messages, limits)
-        if self.prompts.encoder is not None:
-            raise InputError(
-                f"the model of {self.bundle.path} is an encoder-decoder, which has no chats; give "
-                "the text itself as the prompt: it is the source"
-            )
         if self.media is not None:
             return self.media.read(
                 messages,
                 add_generation_prompt=add_generation_prompt,
                 variables=chat_template_kwargs,
                 limits=limits,
+            )
+        if self.prompts.encoder is not None:
+            raise InputError(
+                f"the model of {self.bundle.path} is an encoder-decoder, which has no chats; give "
+                "the text itself as the prompt: it is the source"
             )
         text = self.chat_template.render(
             messages, add_generation_prompt=add_generation_prompt, variables=chat_template_kwargs

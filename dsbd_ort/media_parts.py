@@ -8,12 +8,14 @@ from __future__ import annotations
 import base64
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from dsbd_runtime.errors import InputError
 from dsbd_runtime.parts.given_prompt import GivenPiece
 from dsbd_runtime.text.chat_messages import Message
 from dsbd_runtime.typed_json import in_short
+
+T = TypeVar("T")
 
 _OPENAI_TYPES = {"audio": "input_audio", "image": "image_url"}  # by the type of transformers
 _CONTENTS = {"audio": ("sound", "samples"), "image": ("picture", "pixels, an image of Pillow")}
@@ -70,7 +72,18 @@ class MediumFrontEnd(Protocol):
         ...
 
 
-def content_of(part: Message, place: str, part_type: str, limits: MediaLimits) -> Any:
+def read_part(
+    part: Message, place: str, part_type: str, limits: MediaLimits, read: Callable[[Any], T]
+) -> T:
+    """Read the content of a part; an InputError, of ``read`` too, names its place."""
+    content = _content_of(part, place, part_type, limits)
+    try:
+        return read(content)
+    except InputError as error:
+        raise InputError(f"{place}: {error}") from error
+
+
+def _content_of(part: Message, place: str, part_type: str, limits: MediaLimits) -> Any:
     """Return the content of a part: bytes of a file, or a value of any form that users may give.
 
     part_type: "audio" or "image": the part is of this type, or of OpenAI's for the same.

@@ -11,10 +11,9 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeGuard
 
-from dsbd_forward.forward import Source
-from dsbd_ort.decoding.request import CopiedIds
-from dsbd_ort.media_parts import OWN_LIMITS, MediaLimits, MediumFrontEnd, ReadMedium, content_of
+from dsbd_ort.media_parts import OWN_LIMITS, MediaLimits, MediumFrontEnd, ReadMedium, read_part
 from dsbd_ort.pictures import PictureFrontEnd, read_picture, resized
+from dsbd_ort.prompts import MediaPrompt, RequestInputs
 from dsbd_ort.speech.sound_front_end import (
     SoundFrontEnd,
     WindowedFrontEnd,
@@ -48,17 +47,6 @@ _EXPECTED = (
     "this model reads one picture and holds no conversation: expected one message of the user "
     "with a part of type 'image' or 'image_url' and, if the model has tasks, a part of type 'text'"
 )
-
-
-class MediaPrompt(list[int]):
-    """Token ids of a prompt, and its source: the sounds or pictures in it.
-
-    It is a prompt like any list of token ids. A copy as a plain list has lost its media.
-    """
-
-    def __init__(self, token_ids: Sequence[int], source: Source) -> None:
-        super().__init__(token_ids)
-        self.source = source
 
 
 class MediaReader:
@@ -115,12 +103,13 @@ class MediaReader:
         token_ids = self._token_ids(first + "".join(expanded))
         self._check_length(len(token_ids), media)
         if not media:
-            return MediaPrompt(token_ids, None)
+            return MediaPrompt(RequestInputs(token_ids))
         pieces = [piece for each in media for piece in each.pieces()]
         grids = [each.grid for each in media if each.grid is not None]
         positions = mrope_positions(token_ids, self._token_id, grids) if grids else None
         source = GivenPrompt.at_placeholders(token_ids, self._token_id, pieces, positions)
-        return MediaPrompt(token_ids, source)
+        copied_ids = functools.partial(self.heard, source) if self._entry.encoder_outputs else ()
+        return MediaPrompt(RequestInputs(token_ids, source, copied_ids))
 
     def _rendered(self, messages: Sequence[Message], render: Render, num_media: int) -> str:
         """Return the text of messages, all contents as parts or as texts if the template needs it.
@@ -146,18 +135,11 @@ class MediaReader:
             raise found[0]
         return found[0]
 
-    def heard(self, source: Source) -> CopiedIds:
-        """Return a function of the tokens that the encoder spells, once it has read the sounds."""
-        entry = self._entry
-        if not entry.encoder_outputs or not isinstance(source, GivenPrompt):
-            return ()
-
-        def token_ids() -> Sequence[int]:
-            labels = [piece.labels for piece in source.pieces]
-            text = " ".join(entry.spelled(each) for each in labels if each is not None)
-            return self._tokenizer.encode(text, add_special_tokens=False)
-
-        return token_ids
+    def heard(self, source: GivenPrompt) -> list[int]:
+        """Return the tokens that the encoder has spelled, of the sounds that it has read so far."""
+        labels = [piece.labels for piece in source.pieces]
+        text = " ".join(self._entry.spelled(each) for each in labels if each is not None)
+        return self._tokenizer.encode(text, add_special_tokens=False)
 
     def _ready(
         self, index: int, message: Message, media: list[ReadMedium], limits: MediaLimits
@@ -183,14 +165,12 @@ class MediaReader:
             if not isinstance(text := part.get("text"), str):
                 return part
             return {**part, "text": self._without_placeholders(text)}
-        content = content_of(part, place, self.front_end.part_type, limits)
+        front_end, part_type = self.front_end, self.front_end.part_type
         most_rows = _MOST_CONTEXTS * self.context_length - sum(each.num_rows for each in media)
-        try:
-            media.append(self.front_end.read(content, most_rows, limits))
-        except InputError as error:
-            raise InputError(f"{place}: {error}") from error
+        read = functools.partial(front_end.read, most_rows=most_rows, limits=limits)
+        media.append(read_part(part, place, part_type, limits, read))
         self._check_length(0, media)
-        return MediaPart(type=self.front_end.part_type)
+        return MediaPart(type=part_type)
 
     def _without_placeholders(self, text: str) -> str:
         return text.replace(self._placeholder, self._typed)
@@ -243,11 +223,15 @@ class PictureReader:
     A text in the same message begins the output, such as the token of a task.
     """
 
+    sound = None
+
     def __init__(self, encoder: EncoderEntry, picture: PictureEntry, tokenizer: Tokenizer) -> None:
         self._start, self._picture, self._tokenizer = encoder.start_token_id, picture, tokenizer
 
-    def read(self, messages: Sequence[Message], limits: MediaLimits = OWN_LIMITS) -> MediaPrompt:
-        """Return the tokens that the output begins with, and its source.
+    def read(
+        self, messages: Sequence[Message], *, limits: MediaLimits = OWN_LIMITS, **_: object
+    ) -> MediaPrompt:
+        """Return the tokens that the output begins with, and its source; no template is used.
 
         InputError: these are not one message with one picture, or the picture is invalid.
         """
@@ -269,15 +253,25 @@ class PictureReader:
             counts = f"{len(pictures)} pictures and {len(texts)} texts"
             raise InputError(f"the message has {counts}; {_EXPECTED}")
         [(part, place)] = pictures
-        content = content_of(part, place, "image", limits)
-        try:
-            source = self._picture.source(read_picture(content), resized)
-        except InputError as error:
-            raise InputError(f"{place}: {error}") from error
+        source = read_part(
+            part, place, "image", limits, lambda it: self._picture.source(read_picture(it), resized)
+        )
         begin = self._tokenizer.encode("".join(texts), add_special_tokens=False)
         if not begin or not (self._picture.task_is_start or begin[0] == self._start):
             begin = [self._start, *begin]
-        return MediaPrompt(begin, source)
+        return MediaPrompt(RequestInputs(begin, source))
+
+
+def media_reader(
+    bundle: Bundle, tokenizer: Tokenizer, chat_template: Callable[[], ChatTemplate]
+) -> MediaReader | PictureReader | None:
+    """Return the reader of messages for a model of sound or pictures; None: of any other."""
+    target = bundle.manifest.target
+    if target.given is not None:
+        return MediaReader(bundle, tokenizer, chat_template)
+    if target.encoder is not None and target.encoder.picture is not None:
+        return PictureReader(target.encoder, target.encoder.picture, tokenizer)
+    return None
 
 
 def is_conversation(prompt: object) -> TypeGuard[Sequence[Message]]:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from dsbd_forward.forward import Source
 from dsbd_ort.decoding.option_values import shown
-from dsbd_ort.decoding.request import check_prompt
+from dsbd_ort.decoding.request import CopiedIds, check_prompt
 from dsbd_runtime.bundle_files.bundle import Bundle
 from dsbd_runtime.errors import CapacityError, InputError
 from dsbd_runtime.parts.encoder_entry import EncoderEntry, check_length
@@ -108,7 +108,19 @@ class RequestInputs:
 
     prompt_ids: list[int]  # the tokens that decoding continues
     source: Source = None  # see ``Forward.source``
-    copied_ids: tuple[int, ...] = ()  # its tokens, if source and target share a vocabulary
+    # tokens of the source, if it shares the target's vocabulary, or that its encoder spells
+    copied_ids: CopiedIds = ()
+
+
+class MediaPrompt(list[int]):
+    """Token ids of a prompt, with the sounds or pictures in it.
+
+    It is a prompt like any list of token ids. A copy as a plain list has lost its media.
+    """
+
+    def __init__(self, inputs: RequestInputs) -> None:
+        super().__init__(inputs.prompt_ids)
+        self.inputs = inputs
 
 
 class PromptReader:
@@ -127,6 +139,9 @@ class PromptReader:
         InputError, DecodingError: the prompt or the language is invalid. CapacityError: the source
         is longer than the encoder reads.
         """
+        if isinstance(prompt, MediaPrompt):
+            check_prompt(prompt, self._bundle.manifest.target.vocab_size)
+            return prompt.inputs
         token_ids = self.token_ids(prompt, src_lang)
         if self.encoder is None:
             return RequestInputs(token_ids)

@@ -7,6 +7,7 @@ from typing import Any
 from dsbd_ort.option_defaults import ModelDefaults
 from dsbd_runtime.bundle_files.bundle import ENCODER_FILE, MODEL_FILE, Bundle
 from dsbd_runtime.bundle_files.draft_record import RECORD_FILE, read_record
+from dsbd_runtime.bundle_files.manifest import PORTABLE
 from dsbd_runtime.device.cuda_device import gpu_compute_capability, import_cuda_runtime
 from dsbd_runtime.engine.providers import PROVIDERS, Placement, Provider, check_runnable
 from dsbd_runtime.errors import BundleError, ProviderError
@@ -70,7 +71,9 @@ def _model_summary(bundle: Bundle, role: str) -> Summary:
         return {name: getattr(entry, name) for name in names}
 
     return Summary(
-        **fields("family", "dtype", "quantization", "logits", "full_logits", "bit_exact"),
+        **fields("family", "dtype", "quantization"),
+        form=entry.form or PORTABLE,
+        **fields("logits", "full_logits", "bit_exact"),
         weight_bytes=sum(file.size for name, file in files if name.startswith(weights)),
         **fields("vocab_size", "context_length", "num_layers", "caches"),
         kv_bytes_per_token=kv_bytes_per_token,

@@ -96,6 +96,8 @@ class ExportArguments:
         "if the model has that form; else fused].",
         form="portable; cuda: fewer kernels on a GPU, by operators of ONNX Runtime; webgpu: for "
         "its WebGPU plug-in. With both int8 is int8-blocks.",
+        text_only="Export the text part alone of a model that reads sound or pictures in prompts: "
+        "for fp16, GPUs and TensorRT.",
         max_context="Cap the context length of the bundle.",
         max_source="Cap the sources of an encoder-decoder likewise.",
     )

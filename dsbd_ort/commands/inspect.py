@@ -30,7 +30,7 @@ The object that --json prints has these fields:
   bundle, schema_version, verified, versions {tool: version}
   vocab_size, context_length, kv_bytes_per_token, kv_bytes_full_context (of both models)
   target, draft (null without one):
-    family, dtype, quantization, logits, full_logits, bit_exact, weight_bytes,
+    family, dtype, quantization, form, logits, full_logits, bit_exact, weight_bytes,
     vocab_size, context_length, num_layers,
     caches [{kind, layer, dtype, and by kind: num_heads, key_width, value_width (attention rows);
       width, num_ancestors (convolution rows); num_heads, value_width, num_key_heads, key_width,
@@ -225,7 +225,7 @@ def _model_cells(model: Summary) -> dict[str, str]:
     shapes = Counter(f"{_shape(cache)}, {cache.dtype}" for cache in model.caches)
     return {
         "family": model.family,
-        "dtype, quantization": f"{model.dtype}, {model.quantization}",
+        "dtype, quantization, form": f"{model.dtype}, {model.quantization}, {model.form}",
         "weights": f"{model.weight_bytes:,} bytes",
         "adapter": model.adapter or "none",
         "inputs not read": ", ".join(model.unread_inputs) or "none",

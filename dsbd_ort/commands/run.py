@@ -153,19 +153,25 @@ class Responder:
                 unshown = ""
 
         done = answer(pipeline, prompt, arguments.options, is_interrupted, show, trace)
-        if arguments.as_json:
-            click.echo(_as_json(done))
-        elif arguments.stream:
+        if arguments.stream:
             click.echo(unshown)
-        else:
+        elif not arguments.as_json:
             click.echo(_as_text(done, heading))
-        if done.result is not None and not arguments.as_json:
-            _print_seed(done.result.seed, pipeline, arguments)
-        if arguments.stats and done.stats is not None:
-            print_stats(done.stats, "statistics" if done.result else "statistics until interrupted")
+        self._print_rest(done)
         if arguments.trace and trace:
             write_trace(arguments.trace, trace, pipeline.tokenizer)
         return done
+
+    def _print_rest(self, done: Answer, file: Path | None = None) -> None:
+        """Print an answer as JSON, or its seed, and statistics; ``file``: of several pictures."""
+        arguments, named = self._arguments, {} if file is None else {"image": str(file)}
+        if arguments.as_json:
+            click.echo(json_text({**named, **_object_of(done)}))
+        elif done.result is not None:
+            _print_seed(done.result.seed, self._pipeline, arguments)
+        if arguments.stats and done.stats is not None:
+            title = "statistics" if done.result else "statistics until interrupted"
+            print_stats(done.stats, title if file is None else f"{title} of {file.name}")
 
 
 class _Chat(Responder):
@@ -196,15 +202,14 @@ class _Pictures(Responder):
         prompts = [[_about_pictures([file], text)] for file in arguments.image_files]
         if len(prompts) == 1:
             return self._answer(pipeline.chat_prompt(prompts[0]), is_interrupted, heading="")
+        if arguments.trace:
+            raise click.UsageError(f"--trace {arguments.trace} draws one request; give one --image")
         results = pipeline.generate(cast("Any", prompts), **arguments.options)
         for file, result in zip(arguments.image_files, results, strict=True):
             done = Answer(result.sequences[0].text, result, result.stats)
-            if arguments.as_json:
-                click.echo(json_text({"image": str(file), **result_object(result)}))
-            else:
+            if not arguments.as_json:
                 click.echo(f"{file}:\n{_as_text(done, '')}")
-            if arguments.stats:
-                print_stats(result.stats, f"statistics of {file.name}")
+            self._print_rest(done, file)
         return done
 
 
@@ -216,7 +221,7 @@ def _about_pictures(files: Iterable[Path], text: str) -> Message:
 
 def responder_of(pipeline: Pipeline, arguments: RunArguments) -> Responder:
     """Return a responder that continues text or, with --chat or --image, holds a conversation."""
-    if arguments.image and pipeline.requests.pictures is not None:
+    if arguments.image and pipeline.prompts.encoder is not None:
         return _Pictures(pipeline, arguments)
     return _Chat(pipeline, arguments) if arguments.is_chat else Responder(pipeline, arguments)
 
@@ -269,10 +274,10 @@ def _as_text(answer: Answer, heading: str) -> str:
     return "\n\n".join(heading + sequence.text for sequence in sequences)
 
 
-def _as_json(answer: Answer) -> str:
+def _object_of(answer: Answer) -> dict[str, Any]:
     if answer.result is None:
-        return json_text({**error_object("interrupted"), "text": answer.text})
-    return json_text(result_object(answer.result))
+        return {**error_object("interrupted"), "text": answer.text}
+    return result_object(answer.result)
 
 
 def _print_seed(seed: int, pipeline: Pipeline, arguments: RunArguments) -> None:

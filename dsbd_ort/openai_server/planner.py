@@ -144,8 +144,8 @@ class Planner:
 
     def plan_chat(self, body: ChatBody) -> GenerationPlan:
         """Return the engine requests of /v1/chat/completions; raises as ``plan_completion``."""
-        requests = self._pipeline.requests
-        if self._pipeline.prompts.encoder is not None and requests.pictures is None:
+        requests, has_encoder = self._pipeline.requests, self._pipeline.prompts.encoder is not None
+        if has_encoder and requests.media is None:
             raise bad_request(
                 "this model is an encoder-decoder and has no chats; use /v1/completions with the "
                 "source as prompt",
@@ -154,7 +154,7 @@ class Planner:
             )
         try:
             messages = body.template_messages()
-            if requests.pictures is not None:
+            if has_encoder:  # a picture alone, without a template
                 read = requests.chat_prompt(messages, limits=self._media)
                 return self._plan(body, [read], None, echo=False)
             tools = self._tool_use(body)
@@ -294,7 +294,7 @@ class Planner:
         """
         if config.longest_path is not None:  # a sequence is returned whole, or the request refused
             return config.longest_path
-        reads_text = self._pipeline.prompts.encoder and not self._pipeline.requests.pictures
+        reads_text = self._pipeline.prompts.encoder and not self._pipeline.requests.media
         num_rows = 1 if reads_text else num_prompt_tokens
         most = self._service.most_new_tokens(num_rows, config)
         own: int = self._pipeline.defaults.options.get("max_new_tokens", most)

@@ -2,7 +2,7 @@
 
 A frame is ``n_fft`` samples around every ``hop_length``-th sample. Its power spectrum is weighted
 by triangular filters, evenly spaced on a mel scale. The log10 of the result is clipped at 8 below
-the maximum of the whole audio, and scaled to about -1 to 1. ``FORMS`` has what families change.
+the maximum of the whole audio, and scaled to about -1 to 1.
 
 Frames are computed in blocks, so that memory in addition to samples and features does not grow with
 the audio. The features of long audio need not be in memory either: ``LogMel.windows``.
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,70 +32,42 @@ _LINEAR_HERTZ, _LINEAR_MELS = 1000.0, 15.0  # up to here Slaney's scale is linea
 _MELS_PER_LOG = 27.0 / np.log(6.4)
 
 
-_GUARD = 2.0**-24  # added to a power before its natural logarithm
-_LEAST_DEVIATION = 1e-5
-_NOISE_BLOCK = 16
-
-
 @dataclass(frozen=True, kw_only=True)
 class MelForm:
-    """Settings of the features of a family of models.
+    """Settings of the features of a model.
 
     Attributes:
         window_length: samples of the Hann window, which is in the middle of a frame.
         least_samples: shorter audio is padded to it with zeros.
         is_htk: whether the mel scale is HTK's, and triangles have height 1; else Slaney's, area 1.
-        is_symmetric: whether the window is symmetric; else periodic, as of a spectrum.
-        is_silent_outside: whether samples outside of the audio are zeros; else reflections.
-        preemphasis: share of the sample before that is subtracted from each sample.
-        is_normalized: whether logarithms are natural, and each mel has mean 0 and variance 1 over
-            the frames; else log10, clipped and scaled.
         keeps_last: whether the frame after the last whole hop is kept.
-        dither: deviation of the noise that is added, see ``torch_noise``.
     """
 
-    num_mels: int = 128
-    n_fft: int = 400
-    window_length: int = 400
-    hop_length: int = 160
-    sampling_rate: int = 16_000
-    least_samples: int = 0
+    num_mels: int
+    n_fft: int
+    window_length: int
+    hop_length: int
+    sampling_rate: int
+    least_samples: int
     is_htk: bool = False
-    is_symmetric: bool = False
-    is_silent_outside: bool = False
-    preemphasis: float = 0.0
-    is_normalized: bool = False
     keeps_last: bool = False
-    dither: float = 0.0
+
+    @classmethod
+    def of(cls, sound: SpeechEntry | GivenSound, least_samples: int) -> MelForm:
+        """Return Whisper's form with the sizes of a manifest's entry; windows fill a frame."""
+        return cls(
+            num_mels=sound.num_mels,
+            n_fft=sound.n_fft,
+            window_length=sound.n_fft,
+            hop_length=sound.hop_length,
+            sampling_rate=sound.sampling_rate,
+            least_samples=least_samples,
+        )
 
     @classmethod
     def of_windows(cls, speech: SpeechEntry) -> MelForm:
-        """Return Whisper's form: audio shorter than a window is padded to it."""
-        return cls().sized(speech, speech.chunk_seconds * speech.sampling_rate)
-
-    def sized(self, sound: SpeechEntry | GivenSound, least_samples: int) -> MelForm:
-        """Return the form with the sizes of a manifest's entry, and windows that fill a frame."""
-        names = ("num_mels", "n_fft", "hop_length", "sampling_rate")
-        sizes = {name: getattr(sound, name) for name in names}
-        return replace(self, window_length=sound.n_fft, least_samples=least_samples, **sizes)
-
-
-_PARAKEET = MelForm(
-    num_mels=80,
-    n_fft=512,
-    is_symmetric=True,
-    is_silent_outside=True,
-    preemphasis=0.97,
-    is_normalized=True,
-)
-FORMS = {
-    "qwen3_asr": MelForm(least_samples=8_000),
-    "granite_speech": MelForm(num_mels=80, n_fft=512, is_htk=True, keeps_last=True),
-    "parakeet": _PARAKEET,
-    "canary": replace(_PARAKEET, num_mels=128),
-    "cohere_asr": replace(_PARAKEET, num_mels=128, dither=1e-5),
-}
-"""The form of each family's feature extractor in transformers, by its ``model_type``."""
+        """Return Whisper's form, in which audio shorter than a window is padded to it."""
+        return cls.of(speech, speech.chunk_seconds * speech.sampling_rate)
 
 
 @functools.cache
@@ -146,8 +118,7 @@ class LogMel:
         self._filters = mel_filters(
             form.num_mels, form.n_fft, form.sampling_rate, is_htk=form.is_htk
         )
-        period = form.window_length - form.is_symmetric
-        phase = 2 * np.pi * np.arange(form.window_length) / period
+        phase = 2 * np.pi * np.arange(form.window_length) / form.window_length
         around = form.n_fft - form.window_length
         self._window = np.pad(0.5 - 0.5 * np.cos(phase), (around // 2, around - around // 2))
 
@@ -161,8 +132,6 @@ class LogMel:
         features = np.empty((self._form.num_mels, self.num_frames(len(padded))), np.float32)
         for first, block in self._blocks(padded):
             features[:, first : first + block.shape[1]] = block
-        if self._form.is_normalized:
-            return _normalized(features)
         return _scaled(features, float(features.max()))
 
     def windows(self, samples: Samples) -> FeatureWindows:
@@ -185,11 +154,6 @@ class LogMel:
                 f"the samples are {checked.dtype} of shape {checked.shape}; expected float32 of "
                 "one dimension, at least one sample: mono audio from -1 to 1"
             )
-        if self._form.dither and len(checked) >= _NOISE_BLOCK:
-            checked = checked + np.float32(self._form.dither) * torch_noise(len(checked))
-        if self._form.preemphasis:
-            before = np.float32(self._form.preemphasis) * checked[:-1]
-            checked = np.concatenate([checked[:1], checked[1:] - before])
         missing = self._least - len(checked)
         return np.pad(checked, (0, missing)) if missing > 0 else checked
 
@@ -206,20 +170,11 @@ class LogMel:
         """Return logarithms of the filtered powers, (num_mels, last - first) float64."""
         half = self._n_fft // 2
         begin, end = first * self._hop - half, (last - 1) * self._hop + half
-        part = (_silent if self._form.is_silent_outside else _reflected)(padded, begin, end)
+        part = _reflected(padded, begin, end)
         frames = np.lib.stride_tricks.sliding_window_view(part, self._n_fft)[:: self._hop]
         spectrum = np.fft.rfft(frames * self._window, axis=1)
         powers = spectrum.real**2 + spectrum.imag**2
-        mels = (powers @ self._filters).T
-        if self._form.is_normalized:
-            return np.asarray(np.log(mels + _GUARD))
-        return np.asarray(np.log10(np.maximum(mels, _FLOOR)))
-
-
-def _silent(samples: Samples, begin: int, end: int) -> Floats:
-    """Return samples ``begin`` to ``end - 1``, (end - begin,); those outside are zeros."""
-    outside = max(0, -begin), max(0, end - len(samples))
-    return np.pad(samples[max(begin, 0) : end].astype(np.float64), outside)
+        return np.asarray(np.log10(np.maximum((powers @ self._filters).T, _FLOOR)))
 
 
 def _reflected(samples: Samples, begin: int, end: int) -> Floats:
@@ -239,35 +194,6 @@ def _scaled(logs: Samples, maximum: float) -> Samples:
     logs += np.float32(4.0)
     logs /= np.float32(4.0)
     return logs
-
-
-def _normalized(logs: Samples) -> Samples:
-    """Return logarithms with mean 0 and variance 1 over the frames of each mel."""
-    centred = logs - logs.mean(axis=1, keepdims=True, dtype=np.float64)
-    variance = (centred**2).sum(axis=1, keepdims=True) / max(logs.shape[1] - 1, 1)
-    scaled: Floats = centred / (np.sqrt(variance) + _LEAST_DEVIATION)
-    return scaled.astype(np.float32)
-
-
-def torch_noise(number: int) -> Samples:
-    """Return normal noise, (number,) float32, as ``torch.randn`` of a generator seeded with it.
-
-    number: ``_NOISE_BLOCK`` or more. Torch draws by the Mersenne Twister, and makes normal numbers
-    by Box and Muller, 16 at a time; the last 16 are drawn anew unless ``number`` is a multiple.
-    """
-    rest = _NOISE_BLOCK if number % _NOISE_BLOCK else 0
-    twister = np.random.RandomState(number & 0xFFFFFFFF)
-    drawn = twister.randint(0, 1 << 32, number + rest, dtype=np.uint32) & 0xFFFFFF
-    uniform = drawn.astype(np.float32) / np.float32(1 << 24)
-    whole = number - number % _NOISE_BLOCK
-    normal = [_box_muller(uniform[:whole])[: number - rest], _box_muller(uniform[number:])]
-    return np.concatenate(normal)
-
-
-def _box_muller(uniform: Samples) -> Samples:
-    first, second = uniform.reshape(-1, 2, _NOISE_BLOCK // 2).transpose(1, 0, 2)
-    radius, angle = np.sqrt(-2 * np.log(1 - first)), np.float32(2 * np.pi) * second
-    return np.stack([radius * np.cos(angle), radius * np.sin(angle)], axis=1).ravel()
 
 
 class FeatureWindows:

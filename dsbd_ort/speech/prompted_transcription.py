@@ -152,8 +152,7 @@ class PromptedTranscription(Transcription):
     def _inputs(self, first: int, last: int) -> RequestInputs:
         sound = {"type": "audio", "audio": self._samples[first:last]}
         messages = self._recipe.messages(sound, self._asked)
-        prompt = self._reader.read(messages, answer=self._begun)
-        return RequestInputs(list(prompt), prompt.source)
+        return self._reader.read(messages, answer=self._begun).inputs
 
     def _said(self, token_ids: Sequence[int]) -> tuple[str | None, str]:
         return self._recipe.said(token_ids, self._pipeline.tokenizer, self._request.language)

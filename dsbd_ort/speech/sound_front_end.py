@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from dsbd_ort.media_parts import MediaLimits, ReadMedium
-from dsbd_ort.speech.log_mel import FORMS, LogMel, MelForm, Samples
+from dsbd_ort.speech.log_mel import LogMel, MelForm, Samples
 from dsbd_ort.speech.speech_request import Audio, read_samples
 from dsbd_runtime.errors import InputError
 from dsbd_runtime.parts.given_prompt import GivenPiece
@@ -72,7 +72,7 @@ class WindowedFrontEnd(SoundFrontEnd):
     entry: WindowedSound
 
     def __init__(self, entry: WindowedSound, placeholder: str) -> None:
-        form = MelForm().sized(entry, entry.window_samples)
+        form = MelForm.of(entry, entry.window_samples)
         super().__init__(entry, placeholder, form, 2 * entry.merged)
         self.most = entry.most_windows * entry.window_samples
 
@@ -90,11 +90,12 @@ class WindowedFrontEnd(SoundFrontEnd):
 
 def chunked_front_end(entry: ChunkedSound, placeholder: str) -> SoundFrontEnd:
     """Return the front end of Qwen3-ASR."""
-    form = FORMS["qwen3_asr"].sized(entry, entry.least_samples)
+    form = MelForm.of(entry, entry.least_samples)
     return SoundFrontEnd(entry, placeholder, form, entry.chunk_frames)
 
 
 def stacked_front_end(entry: StackedSound, placeholder: str) -> SoundFrontEnd:
     """Return the front end of Granite Speech."""
-    form = replace(FORMS["granite_speech"].sized(entry, 0), window_length=entry.window_length)
+    form = MelForm.of(entry, least_samples=0)
+    form = replace(form, window_length=entry.window_length, is_htk=True, keeps_last=True)
     return SoundFrontEnd(entry, placeholder, form, 2 * entry.window_pairs)

@@ -9,7 +9,7 @@ from typing import Self
 from dsbd_export.errors import ExportError
 from dsbd_export.tensorrt.tensorrt_options import TensorrtOptions
 from dsbd_runtime.bundle_files.bundle import DTYPES
-from dsbd_runtime.bundle_files.manifest import INT4_SYMMETRIC
+from dsbd_runtime.bundle_files.manifest import CUDA, FORMS, INT4_SYMMETRIC, PORTABLE, WEBGPU
 from dsbd_runtime.parts.head import parse_num_top_logits
 from dsbd_runtime.tensorrt.trt_module import FLAVOURS
 
@@ -26,7 +26,6 @@ FULL, AUTO = "full", "auto"
 LARGE_VOCABULARY = 16_384  # from here on the head of a row costs more than the tokens of it
 USUAL_TOP_LOGITS = 64
 FUSED, GROUPED, EXACT = ATTENTIONS = ("fused", "grouped", "exact")
-PORTABLE, CUDA, WEBGPU = FORMS = ("portable", "cuda", "webgpu")
 ONNX = "onnx"
 _QUANTIZED_DTYPES = {  # those of onnxruntime's CPU provider, on which parity runs
     "none": DTYPES,
@@ -76,6 +75,7 @@ class ModelOptions:
     # "portable"; "cuda", with fewer kernels on a GPU, see ``cuda_graph``; or "webgpu", for ONNX
     # Runtime's plug-in of that name, see ``webgpu_graph``
     form: str = PORTABLE
+    text_only: bool = False  # of a model that reads sound or pictures too: export its text part
     engine: str = ONNX  # or "tensorrt" or "tensorrt-rtx" for engines in addition to the ONNX files
     compute_capability: str | None = None  # see ``tensorrt_options``
     capacity: int | None = None  # see ``tensorrt_options``

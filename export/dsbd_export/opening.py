@@ -18,14 +18,7 @@ from dsbd_export.checkpoints.checkpoint import Checkpoint
 from dsbd_export.checkpoints.checkpoint_files import json_object_or_none, open_weights
 from dsbd_export.checkpoints.gguf_file import is_gguf
 from dsbd_export.checkpoints.model_config import CheckpointFiles, GgufFiles, read_decoder
-from dsbd_export.config import (
-    PORTABLE,
-    WEBGPU,
-    DraftConfig,
-    DraftedOptions,
-    ExportConfig,
-    ModelOptions,
-)
+from dsbd_export.config import DraftConfig, DraftedOptions, ExportConfig, ModelOptions
 from dsbd_export.encoder_decoder.checkpoint import (
     check_readers,
     is_encoder_decoder,
@@ -56,6 +49,7 @@ from dsbd_export.model_source import ModelSource, SourceOf
 from dsbd_export.pair import agreed_draft, agreed_pair
 from dsbd_export.progress import Report
 from dsbd_runtime.bundle_files.bundle import Bundle, ModelEntry
+from dsbd_runtime.bundle_files.manifest import PORTABLE, WEBGPU
 from dsbd_runtime.parts.cache_entries import recent
 
 

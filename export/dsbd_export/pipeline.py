@@ -22,17 +22,7 @@ from dsbd_export.changed_bundle import writing
 from dsbd_export.checkpoints.adapter import report_adapter
 from dsbd_export.checkpoints.checkpoint import Checkpoint, limited_threads
 from dsbd_export.checkpoints.checkpoint_files import convert_weights
-from dsbd_export.config import (
-    CUDA,
-    EXACT,
-    FUSED,
-    GROUPED,
-    INT8_ROWS,
-    PORTABLE,
-    WEBGPU,
-    ExportConfig,
-    ModelOptions,
-)
+from dsbd_export.config import EXACT, FUSED, GROUPED, INT8_ROWS, ExportConfig, ModelOptions
 from dsbd_export.errors import ExportError
 from dsbd_export.gate.parity import advice, measured_parity, parity_limit, refusal
 from dsbd_export.gate.refused_bundle import keep_refused
@@ -64,7 +54,7 @@ from dsbd_runtime.bundle_files.bundle import (
     write_manifest,
 )
 from dsbd_runtime.bundle_files.draft_record import RECORD_FILE, read_record, write_record
-from dsbd_runtime.bundle_files.manifest import entry_by_role
+from dsbd_runtime.bundle_files.manifest import CUDA, PORTABLE, WEBGPU, entry_by_role
 from dsbd_runtime.bundle_files.staging import new_bundle
 from dsbd_runtime.parts.cache_entries import attending
 
@@ -375,6 +365,7 @@ def manifest_entry(
         caches=[cache for cache, _ in contract.caches],
         dtype=config.dtype,
         quantization=config.quantized_form,
+        form=None if config.form == PORTABLE else config.form,
         bit_exact="observed" if config.attention_form == EXACT else False,
         unread_inputs=checkpoint.unread_inputs,
         adapter=None if checkpoint.adapter is None else checkpoint.adapter.name,

@@ -99,7 +99,7 @@ def test_the_tables_say_it_in_words(bundle):
         "topk:8, full to read",
         "not claimed",
         "schema version 4, made with onnx",
-        "fp16, none",
+        "fp16, none, portable",
         "attention_mask_sliding",
         "max_abs_error",
         f"{TARGET_KV + DRAFT_KV:,} bytes a token, {(TARGET_KV + DRAFT_KV) * 300:,} in a context",
@@ -115,7 +115,8 @@ def test_what_a_gpu_lacks_takes_one_line_where_there_is_none(bundle):
     summary = summarize_bundle(open_bundle(bundle), verified=False)
     folded = list(providers_lines(summary, shows_all=False))
     assert folded[0] == ["provider cpu: runs this bundle here"]
-    assert folded[1][0].startswith("provider webgpu: ")
+    assert folded[1][0] == "provider webgpu: cannot run this bundle here"
+    assert any("has the form portable, provider 'webgpu' runs" in line for line in folded[1])
     nvidia, plugins = folded[2:]
     assert nvidia[0].startswith("providers cuda, tensorrt, tensorrt-rtx: no NVIDIA driver")
     assert plugins == ["plug-ins of ONNX Runtime, not tried: nv-tensorrt-rtx, openvino, qnn, mlx"]

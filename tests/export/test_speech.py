@@ -18,7 +18,7 @@ from dsbd_export.gate.parity import MAX_ABS_ERROR, ParityLimit
 from dsbd_export.opening import source_of
 from dsbd_export.parity_cases import reference_logits
 from dsbd_export.parts.alignment import alignment_cases, alignment_error, with_alignment
-from dsbd_export.parts.sources import heard_sounds
+from dsbd_export.parts.sources import fixed_sources
 from dsbd_export.pipeline import export_bundle
 from dsbd_export.progress import silent
 from dsbd_runtime.bundle_files.bundle import MODEL_FILE
@@ -246,6 +246,6 @@ def test_a_draft_that_hears_otherwise_is_refused(tmp_path):
 def test_windows_of_the_gate_have_the_shape_that_the_encoder_reads(tmp_path):
     folder = write_whisper(tmp_path / "target")
     checkpoint = opened(folder)
-    sounds = heard_sounds(checkpoint.encoder.speech)
+    sounds = fixed_sources(checkpoint.encoder)
     assert {sound.values.shape for sound in sounds} == {(NUM_MELS, 100)}
     assert np.ptp(sounds[-1].values) == 0  # silence

@@ -223,6 +223,12 @@ def test_a_family_that_crashes_tensorrt_is_refused():
         check_buildable("draft", entry)
 
 
+def test_another_form_is_refused_by_name():
+    entry = dataclasses.replace(TinyModel().entry(), form="webgpu")
+    with pytest.raises(ExportError, match=r"the target has the form webgpu, .* --form portable"):
+        check_buildable("target", entry)
+
+
 def test_tensorrt_itself_says_how_to_install_it():
     with pytest.raises(ProviderError, match=r"in a checkout .* '\.\[tensorrt\]'"):
         build_place(TensorrtOptions(engine="tensorrt"))

@@ -23,6 +23,7 @@ from transformers.models.auto.video_processing_auto import AutoVideoProcessor
 from transformers.models.smolvlm import processing_smolvlm
 
 from scripts.picture_checkpoints import token_ids_of
+from tests.given.forests import Searched, searched
 
 QUESTION = "What does the picture show?"
 
@@ -87,22 +88,5 @@ class PictureReference:
         )
         return dict(found)
 
-    @torch.no_grad()
-    def searched(
-        self, inputs: dict[str, torch.Tensor], beams: int, length: int
-    ) -> tuple[list[list[int]], list[float]]:
-        """Return the new tokens of every beam up to its end, and their scores."""
-        found = self.model.generate(
-            **inputs,
-            num_beams=beams,
-            num_return_sequences=beams,
-            max_new_tokens=length,
-            do_sample=False,
-            eos_token_id=self.ends,
-            return_dict_in_generate=True,
-            output_scores=True,
-        )
-        rows = found.sequences[:, inputs["input_ids"].shape[1] :].tolist()
-        ended = [next((n + 1 for n, t in enumerate(r) if t in self.ends), len(r)) for r in rows]
-        scores = [] if beams == 1 else found.sequences_scores.tolist()
-        return [row[:end] for row, end in zip(rows, ended, strict=True)], scores
+    def searched(self, inputs: dict[str, torch.Tensor], beams: int, length: int) -> Searched:
+        return searched(self.model, inputs, beams, length, self.ends)

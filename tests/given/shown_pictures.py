@@ -26,6 +26,7 @@ from dsbd_runtime.parts.given_prompt import GivenPiece, GivenPrompt
 from scripts.picture_checkpoints import PICTURE_MODELS, token_ids_of, write_picture_model
 from scripts.shared_captures import SharedCaptures
 from tests.exports import export_quietly
+from tests.given.forests import Searched, searched
 from tests.given.sounds import ENDS
 from tests.made_once import made_once
 
@@ -124,29 +125,10 @@ class PictureModel:
         found = self.model(input_ids=ids, **self._of_tokens(ids, shown), **shown.arguments)
         return np.asarray(found.logits[0].numpy())
 
-    @torch.no_grad()
-    def searched(
-        self, shown: Shown, beams: int, length: int
-    ) -> tuple[list[list[int]], list[float]]:
-        """Return the new tokens of every beam up to its end, and their scores."""
+    def searched(self, shown: Shown, beams: int, length: int) -> Searched:
         ids = torch.tensor([shown.token_ids])
-        found = self.model.generate(
-            input_ids=ids,
-            attention_mask=torch.ones_like(ids),
-            **self._of_tokens(ids, shown),
-            **shown.arguments,
-            num_beams=beams,
-            num_return_sequences=beams,
-            max_new_tokens=length,
-            do_sample=False,
-            eos_token_id=list(ENDS),
-            return_dict_in_generate=True,
-            output_scores=True,
-        )
-        rows = found.sequences[:, ids.shape[1] :].tolist()
-        ends = [next((n + 1 for n, t in enumerate(row) if t in ENDS), len(row)) for row in rows]
-        scores = [] if beams == 1 else found.sequences_scores.tolist()
-        return [row[:end] for row, end in zip(rows, ends, strict=True)], scores
+        given = {"input_ids": ids, **self._of_tokens(ids, shown), **shown.arguments}
+        return searched(self.model, given, beams, length, ENDS)
 
     def _of_tokens(self, ids: torch.Tensor, shown: Shown) -> dict[str, torch.Tensor]:
         """Return which tokens of a prompt are pictures', for kinds with several axes."""

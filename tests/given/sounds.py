@@ -19,6 +19,7 @@ from dsbd_runtime.parts.given_prompt import GivenPiece, GivenPrompt
 from scripts.qwen3_asr_checkpoint import NUM_MELS, PLACEHOLDER
 from scripts.shared_captures import SharedCaptures
 from tests.exports import export_quietly
+from tests.given.forests import Searched, searched
 
 Features = NDArray[np.float32]
 CHUNK = 100
@@ -59,28 +60,12 @@ class Reference:
         more = read(*sounds) if sounds else {}
         return np.asarray(self.model(input_ids=torch.tensor([token_ids]), **more).logits[0].numpy())
 
-    @torch.no_grad()
     def searched(
         self, inputs: RequestInputs, sounds: Sequence[Features], beams: int, length: int
-    ) -> tuple[list[list[int]], list[float]]:
-        """Return the new tokens of every beam up to its end, and their scores."""
+    ) -> Searched:
         ids = torch.tensor([inputs.prompt_ids])
-        found = self.model.generate(
-            input_ids=ids,
-            attention_mask=torch.ones_like(ids),
-            **(read(*sounds) if sounds else {}),
-            num_beams=beams,
-            num_return_sequences=beams,
-            max_new_tokens=length,
-            do_sample=False,
-            eos_token_id=list(ENDS),
-            return_dict_in_generate=True,
-            output_scores=True,
-        )
-        rows = found.sequences[:, ids.shape[1] :].tolist()
-        ends = [next((n + 1 for n, t in enumerate(row) if t in ENDS), len(row)) for row in rows]
-        scores = [] if beams == 1 else found.sequences_scores.tolist()
-        return [row[:end] for row, end in zip(rows, ends, strict=True)], scores
+        more = read(*sounds) if sounds else {}
+        return searched(self.model, {"input_ids": ids, **more}, beams, length, ENDS)
 
 
 def read(*sounds: Features) -> dict[str, torch.Tensor]:

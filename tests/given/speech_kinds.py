@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from transformers import (
 
 from dsbd_ort import Pipeline
 from dsbd_ort.prompts import RequestInputs
-from dsbd_ort.speech.log_mel import FORMS, LogMel
+from dsbd_ort.speech.log_mel import LogMel, MelForm
 from scripts.shared_captures import SharedCaptures
 from scripts.speech_checkpoints import (
     MODELS,
@@ -38,6 +38,7 @@ from scripts.speech_checkpoints import (
     write_speech_model,
 )
 from tests.exports import export_quietly
+from tests.given.forests import Searched, searched
 from tests.speech.sounds import Samples, noise
 
 CLASSES: dict[str, Any] = {
@@ -65,6 +66,18 @@ def export_speech_model(captures: SharedCaptures, name: str, folder: Path) -> Pa
     return folder
 
 
+_GRANITE = MelForm(
+    num_mels=NUM_MELS,
+    n_fft=512,
+    window_length=400,
+    hop_length=160,
+    sampling_rate=16_000,
+    least_samples=0,
+    is_htk=True,
+    keeps_last=True,
+)
+
+
 class _GraniteFeatures(GraniteSpeechFeatureExtractor):
     """Granite's extractor without torchaudio: features of numpy, which other tests compare."""
 
@@ -77,7 +90,7 @@ class _GraniteFeatures(GraniteSpeechFeatureExtractor):
 
     def __call__(self, audios: Sequence[Samples], device: str | None = None) -> BatchFeature:
         [samples] = audios
-        features = LogMel(replace(FORMS["granite_speech"], num_mels=NUM_MELS))(samples)
+        features = LogMel(_GRANITE)(samples)
         if features.shape[1] % 2:
             features = features[:, :-1]
         stacked = torch.from_numpy(features.T.copy()).reshape(1, -1, 2 * NUM_MELS)
@@ -157,27 +170,11 @@ class SpeechReference:
         more["attention_mask"] = torch.ones_like(ids)
         return np.asarray(self.model(input_ids=ids, **more).logits[0].numpy())
 
-    @torch.no_grad()
-    def searched(
-        self, inputs: dict[str, Any], beams: int, length: int
-    ) -> tuple[list[list[int]], list[float]]:
-        """Return the new tokens of every beam up to its end, and their scores."""
+    def searched(self, inputs: dict[str, Any], beams: int, length: int) -> Searched:
         has_token = not self.name.startswith("granite")
-        found = self.model.generate(
-            **inputs,
-            num_beams=beams,
-            num_return_sequences=beams,
-            max_new_tokens=length,
-            do_sample=False,
-            eos_token_id=list(ENDS),
-            suppress_tokens=[MODELS[self.name].placeholder] if has_token else None,
-            return_dict_in_generate=True,
-            output_scores=True,
-        )
-        rows = found.sequences[:, inputs["input_ids"].shape[1] :].tolist()
-        ends = [next((n + 1 for n, t in enumerate(row) if t in ENDS), len(row)) for row in rows]
-        scores = [] if beams == 1 else found.sequences_scores.tolist()
-        return [row[:end] for row, end in zip(rows, ends, strict=True)], scores
+        suppressed = [MODELS[self.name].placeholder] if has_token else None
+        given = {**inputs, "suppress_tokens": suppressed}
+        return searched(self.model, given, beams, length, ENDS)
 
 
 def asked(samples: Samples, text: str = QUESTION) -> list[dict[str, Any]]:
@@ -190,8 +187,7 @@ def inputs_of(pipe: Pipeline, samples: Samples | None, text: str = QUESTION) -> 
     media = pipe.requests.media
     assert media is not None
     messages = [{"role": "user", "content": text}] if samples is None else asked(samples, text)
-    prompt = media.read(messages)
-    return RequestInputs(list(prompt), prompt.source)
+    return media.read(messages).inputs
 
 
 def options_of(name: str, **options: Any) -> dict[str, Any]:

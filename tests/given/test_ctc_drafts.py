@@ -34,13 +34,13 @@ def agreeing(pipe, inputs, bonus):
 
 
 def test_what_is_heard_is_spelled(pipe):
-    source = inputs_of(pipe, HEARD).source
-    copied = pipe.requests.media.heard(source)
+    inputs = inputs_of(pipe, HEARD)
+    copied = inputs.copied_ids
     assert copied() == []  # before the encoder has read the sound
     with pipe.engines() as (engine, _):
-        engine.part(GivenRows).encoder.rows(source.pieces[0])
+        engine.part(GivenRows).encoder.rows(inputs.source.pieces[0])
     assert pipe.tokenizer.decode(copied()) == SPELLED
-    assert pipe.requests.media.heard(None) == ()
+    assert inputs_of(pipe, None).copied_ids == ()
 
 
 def test_a_sound_whose_rows_are_in_the_cache_is_spelled_again(pipe):

@@ -13,7 +13,8 @@ from dsbd_ort import Pipeline
 from dsbd_ort.decoding import DecodingRequest
 from dsbd_ort.decoding.batched_decoder import BatchedDecoder, decoded_together
 from dsbd_ort.media_parts import MediaLimits
-from dsbd_ort.media_prompts import MediaPrompt, MediaReader
+from dsbd_ort.media_prompts import MediaReader
+from dsbd_ort.prompts import MediaPrompt
 from dsbd_runtime.bundle_files.bundle import Bundle
 from dsbd_runtime.errors import CapacityError, InputError
 from dsbd_runtime.parts.given_rows import GivenRows
@@ -95,9 +96,9 @@ def test_a_picture_in_any_form_is_the_same_prompt(picture_pipe: Opener, tmp_path
         [message] = asked()
         found = pipe.chat_prompt([{**message, "content": [part, *message["content"]]}])
         assert found == wanted
-        assert isinstance(found, MediaPrompt) and found.source == wanted.source
+        assert isinstance(found, MediaPrompt) and found.inputs == wanted.inputs
     other = pipe.chat_prompt(asked(picture(90, 60, 1)))
-    assert isinstance(other, MediaPrompt) and other == wanted and other.source != wanted.source
+    assert isinstance(other, MediaPrompt) and other == wanted and other.inputs != wanted.inputs
 
 
 @pytest.mark.parametrize("name", IN_CI)

@@ -5,12 +5,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dsbd_forward.forward import Forward
 from dsbd_ort import Pipeline
 from dsbd_ort.decoding.batched_decoder import BatchedDecoder, decoded_together
+from dsbd_runtime.bundle_files.bundle import open_bundle
 from dsbd_runtime.parts.given_rows import GivenRows
 from scripts.picture_checkpoints import PICTURE_MODELS, write_picture_model
 from tests.exports import export_quietly
+from tests.given.forests import LOGIT_LIMIT, check_forest
 from tests.given.shown_pictures import (
     IN_CI,
     PictureModel,
@@ -23,7 +24,7 @@ from tests.given.shown_pictures import (
 from tests.given.test_sharing import check_equal
 from tests.robustness.preempting import TALLY, ForcedPreemptions
 
-ENCODER_LIMIT, LOGIT_LIMIT, SCORE_LIMIT = 1e-5, 2e-5, 1e-5
+ENCODER_LIMIT, SCORE_LIMIT = 1e-5, 1e-5
 SIZES = [(8, 8), (40, 90), (150, 60), (200, 64), (33, 250), (31, 31)]
 SHOWN = [[(40, 90)], [(150, 60)], [(64, 64), (33, 120)]]  # the last: two pictures in a prompt
 ERRORS: dict[tuple[str, str], float] = {}  # the largest of each kind and comparison
@@ -76,40 +77,15 @@ def test_the_encoder_gives_transformers_rows_of_transformers_pixels(pipe, refere
             seen(name, "encoder, of its scale", error, ENCODER_LIMIT)
 
 
-def forwarded(engine, ids, positions, mask, source):
-    forward = Forward(np.array(ids), np.array(positions), mask, np.arange(len(ids)), source=source)
-    return engine.forward(forward).logits.whole
-
-
 @pytest.mark.parametrize("sizes", SHOWN, ids=str)
 def test_logits_of_prompt_in_chunks_of_a_tree_and_below_a_kept_path(pipe, reference, name, sizes):
     shown = reference.shown(
         entry_of(pipe), [picture(*size, seed) for seed, size in enumerate(sizes)]
     )
-    prompt, source = shown.token_ids, shown.inputs.source
-    size, wanted = len(prompt), reference.logits(prompt, shown)
     with pipe.engines() as (engine, _):
-        for start in range(0, size, 7):  # given rows before, in and after the same chunk
-            stop = min(start + 7, size)
-            mask = np.tri(size, dtype=np.bool_)[start:stop, :stop]
-            found = forwarded(engine, prompt[start:stop], range(start, stop), mask, source)
-            seen(name, "logits, prompt", np.abs(found - wanted[start:stop]).max(), LOGIT_LIMIT)
-        tokens, parents = [7, 9, 11, 13], [-1, -1, 0, 1]
-        mask, paths = np.zeros((4, size + 4), np.bool_), []
-        mask[:, :size] = True
-        for node, parent in enumerate(parents):
-            mask[node] |= mask[parent] if parent >= 0 else False
-            mask[node, size + node] = True
-            paths.append([*(paths[parent] if parent >= 0 else prompt), tokens[node]])
-        found = forwarded(engine, tokens, [size, size, size + 1, size + 1], mask, source)
-        for row, path in zip(found, paths, strict=True):
-            error = np.abs(row - reference.logits(path, shown)[-1]).max()
-            seen(name, "logits, tree", error, LOGIT_LIMIT)
-        engine.keep(np.array([*range(size), size + 1, size + 3]))
-        found = forwarded(engine, [21], [size + 2], np.ones((1, size + 3), np.bool_), source)
-        below = reference.logits([*paths[3], 21], shown)[-1]
-        seen(name, "logits, kept path", np.abs(found[0] - below).max(), LOGIT_LIMIT)
-    assert np.abs(wanted).max() > 1  # limits of rounding
+        errors = check_forest(engine, shown.inputs, lambda path: reference.logits(path, shown))
+    for place, error in errors.items():
+        seen(name, f"logits, {place}", error, LOGIT_LIMIT)
 
 
 SEARCHES = [
@@ -214,3 +190,20 @@ def test_eight_together_and_preempted_are_as_alone(pipe, reference, options):
     with pipe.engines() as models:
         check_equal(decoded_together(BatchedDecoder(*models), preempted, 8), alone)
     assert TALLY.num_preempted > before
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(each, marks=() if each == "qwen3_vl" else pytest.mark.long)
+        for each in PICTURE_MODELS
+    ],
+)
+def test_the_text_part_alone_is_for_a_gpu(name, captures, tmp_path):
+    target = write_picture_model(name, tmp_path / "target")
+    bundle = export_quietly(
+        captures, tmp_path / "bundle", target, text_only=True, dtype="fp16", form="webgpu"
+    )
+    entry = open_bundle(bundle).manifest.target
+    assert (entry.given, entry.dtype, entry.form) == (None, "fp16", "webgpu")
+    assert entry.unread_inputs and not (bundle / "target" / "encoder.onnx").exists()

@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 
 import dsbd_ort
-from dsbd_forward.forward import Forward
 from dsbd_ort.decoding.batched_decoder import BatchedDecoder, decoded_together
 from dsbd_ort.pictures import read_picture, resized
+from dsbd_ort.prompts import RequestInputs
 from dsbd_runtime.parts.sources import Sources
 from scripts.picture_reader_checkpoint import BEGIN, KINDS
+from tests.given.forests import check_forest
 from tests.picture_readers.pages import ENDS, Reference, export_reader, message, page
 from tests.robustness.preempting import TALLY, ForcedPreemptions
 
-LIMIT = 2e-5
 SIZES = ((90, 40), (40, 90), (8, 8), (700, 500))
 
 
@@ -24,42 +24,18 @@ def reference_of(folder):
     return Reference.of(folder)
 
 
-def forwarded(engine, ids, positions, mask, source):
-    forward = Forward(np.array(ids), np.array(positions), mask, np.arange(len(ids)), source=source)
-    return engine.forward(forward).logits.whole
-
-
 def check_logits(pipe, reference, picture):
     """The encoder's hidden states, and logits of a prompt in chunks, a tree, and a kept path."""
     source = pipe.bundle.manifest.target.encoder.picture.source(read_picture(picture), resized)
     prompt = [BEGIN, *np.random.default_rng(3).integers(3, 280, 16).tolist()]
-    size, wanted = len(prompt), reference.logits(prompt, picture)
     with pipe.engines() as (engine, _):
         encoder = engine.part(Sources).encoder
         encoder.keep_hidden()
         hidden, own = encoder.hidden_states(source).numpy(), reference.hidden(picture)
         assert hidden.shape == own.shape
         assert np.abs(hidden - own).max() <= 1e-5 * np.abs(own).max()
-        for start in range(0, size, 7):
-            stop = min(start + 7, size)
-            mask = np.tri(size, dtype=np.bool_)[start:stop, :stop]
-            found = forwarded(engine, prompt[start:stop], range(start, stop), mask, source)
-            assert np.abs(found - wanted[start:stop]).max() <= LIMIT
-        tokens, parents = [7, 9, 11, 13], [-1, -1, 0, 1]
-        mask, paths = np.zeros((4, size + 4), np.bool_), []
-        mask[:, :size] = True
-        for node, parent in enumerate(parents):
-            mask[node] |= mask[parent] if parent >= 0 else False
-            mask[node, size + node] = True
-            paths.append([*(paths[parent] if parent >= 0 else prompt), tokens[node]])
-        found = forwarded(engine, tokens, [size, size, size + 1, size + 1], mask, source)
-        for row, path in zip(found, paths, strict=True):
-            assert np.abs(row - reference.logits(path, picture)[-1]).max() <= LIMIT
-        engine.keep(np.array([*range(size), size + 1, size + 3]))
-        found = forwarded(engine, [21], [size + 2], np.ones((1, size + 3), np.bool_), source)
-        below = reference.logits([*paths[3], 21], picture)[-1]
-        assert np.abs(found[0] - below).max() <= LIMIT
-    assert np.abs(wanted).max() > 1  # a limit of rounding
+        inputs = RequestInputs(prompt, source)
+        check_forest(engine, inputs, lambda path: reference.logits(path, picture))
 
 
 SEARCHES = [

@@ -61,6 +61,20 @@ def test_files_of_the_command(trocr: Pipeline, trocr_folder: Path, files: list[P
     assert [each["sequences"][0]["text"] for each in objects] == wanted[:2]
 
 
+def test_drawn_answers_have_seeds_and_one_has_a_trace(
+    trocr_folder: Path, files: list[Path], tmp_path: Path
+) -> None:
+    bundle, trace = trocr_folder / "bundle", tmp_path / "trace.json"
+    drawn = dsbd_run(bundle, "--image", *files[:2], "--strategy", "sample", "--threads", 1)
+    seeds = re.findall(r"^seed (\d+)", drawn.stderr, re.MULTILINE)
+    assert len(seeds) == 2
+    given = "--strategy", "sample", "--seed", seeds[1], "--trace", trace, "--threads", 1
+    again = dsbd_run(bundle, "--image", files[1], *given)
+    assert drawn.stdout.endswith(f"{files[1]}:\n{again.stdout}") and json.loads(trace.read_text())
+    refused = dsbd_run(bundle, "--image", *files[:2], *given)
+    assert_one_line_error(refused, "draws one request; give one --image")
+
+
 def test_a_task_on_the_command_line(donut: Pipeline, donut_folder: Path, files: list[Path]) -> None:
     found = dsbd_run(
         donut_folder / "bundle", "--image", files[0], "--prompt", "def read", "--threads", 1

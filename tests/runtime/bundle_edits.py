@@ -56,7 +56,8 @@ def as_version_3(data: dict[str, Any]) -> None:
     for role in ("target", "draft"):
         entry = data[role]
         first = entry.pop("caches")[0]
-        del entry["unread_inputs"], entry["adapter"], entry["encoder"], entry["given"]
+        for name in ("unread_inputs", "adapter", "encoder", "given", "form"):
+            del entry[name]
         entry["kv"] = {
             "num_layers": entry.pop("num_layers"),
             "num_heads": first["num_heads"],

@@ -220,6 +220,21 @@ def test_a_quantization_without_kernels_is_refused(tiny_bundle, provider, quanti
     assert f"it runs {runs}" in str(raised.value)
 
 
+@pytest.mark.parametrize(
+    ("provider", "form", "usual"),
+    [("webgpu", None, "webgpu"), ("webgpu", "cuda", "webgpu"), ("tensorrt", "webgpu", "portable")],
+)
+def test_another_form_is_refused(tiny_bundle, provider, form, usual):
+    row, entry = find_provider(provider), replace(tiny_bundle.entry("target"), dtype="fp32")
+    check_runnable(row, replace(entry, form=usual), Path("model.onnx"))
+    with pytest.raises(ProviderError) as raised:
+        check_runnable(row, replace(entry, form=form), Path("model.onnx"))
+    assert f"model.onnx has the form {form or 'portable'}, provider '{provider}' runs {usual}" in (
+        str(raised.value)
+    )
+    assert str(raised.value).endswith(f"; export with --form {usual}")
+
+
 @pytest.mark.parametrize("provider", ["cuda", "tensorrt", "tensorrt-rtx"])
 def test_recent_rows_are_kept_on_the_cpu_alone(tiny_bundle, provider):
     convolution = ConvolutionRows(layer=0, width=4, num_ancestors=2, dtype="fp16")

@@ -10,7 +10,8 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from dsbd_ort.media_prompts import MediaPrompt, MediaReader
+from dsbd_ort.media_prompts import MediaReader
+from dsbd_ort.prompts import MediaPrompt
 from dsbd_runtime.bundle_files.bundle import Bundle
 from dsbd_runtime.errors import CapacityError, InputError
 from dsbd_runtime.parts.given_prompt import GivenPrompt
@@ -80,8 +81,10 @@ def input_audio(data: object) -> list[dict[str, Any]]:
 
 def features_of(prompt: MediaPrompt) -> np.ndarray:
     """The frames of all pieces, padding included, (num_mels, frames)."""
-    assert isinstance(prompt.source, GivenPrompt)
-    chunks = np.concatenate([piece.inputs["input_features"] for piece in prompt.source.pieces])
+    assert isinstance(prompt.inputs.source, GivenPrompt)
+    chunks = np.concatenate(
+        [piece.inputs["input_features"] for piece in prompt.inputs.source.pieces]
+    )
     return chunks.transpose(1, 0, 2).reshape(NUM_MELS, -1)
 
 
@@ -110,24 +113,26 @@ def test_files_in_base64_are_the_same_prompt(reader: MediaReader) -> None:
     data = wav_bytes(samples)
     of_bytes = reader.read(asked(data))
     of_base64 = reader.read(input_audio(base64.b64encode(data).decode()))
-    assert of_base64 == of_bytes and of_base64.source == of_bytes.source
-    assert reader.read(asked(io.BytesIO(data))).source == of_bytes.source
-    assert reader.read(asked(samples)).source != of_bytes.source  # 16 bits are another sound
+    assert of_base64 == of_bytes and of_base64.inputs == of_bytes.inputs
+    assert reader.read(asked(io.BytesIO(data))).inputs == of_bytes.inputs
+    assert reader.read(asked(samples)).inputs != of_bytes.inputs  # 16 bits are another sound
 
 
 def test_two_sounds_have_their_rows_in_order(reader: MediaReader) -> None:
     first, second = tone(1.0), noise(2.0)
     prompt = reader.read(asked(first, second))
-    assert isinstance(prompt.source, GivenPrompt)
-    alone = [reader.read(asked(each)).source for each in (first, second)]
+    assert isinstance(prompt.inputs.source, GivenPrompt)
+    alone = [reader.read(asked(each)).inputs.source for each in (first, second)]
     pieces = [piece for each in alone if isinstance(each, GivenPrompt) for piece in each.pieces]
-    assert [piece.digest for piece in prompt.source.pieces] == [piece.digest for piece in pieces]
+    assert [piece.digest for piece in prompt.inputs.source.pieces] == [
+        piece.digest for piece in pieces
+    ]
     assert prompt.count(PLACEHOLDER) == 13 + 26
 
 
 def test_text_alone_has_no_source(reader_with: Callable[[str], MediaReader]) -> None:
     reader = reader_with("{% for m in messages %}{{ m.content }}{% endfor %}")
-    assert reader.read([{"role": "user", "content": "The fox"}]).source is None
+    assert reader.read([{"role": "user", "content": "The fox"}]).inputs.source is None
 
 
 @pytest.mark.parametrize("context", ["<|audio_pad|>", "a<|audio_pad|>b <|audio_pad|><|audio_pad|>"])

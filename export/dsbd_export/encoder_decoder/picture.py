@@ -1,10 +1,9 @@
-"""Pictures of an encoder-decoder: its processor's settings, and pictures for the parity gate."""
+"""Pictures of an encoder-decoder: the settings of its processor."""
 
 import dataclasses
 import re
 from typing import Any
 
-import numpy as np
 from transformers import (
     BaseImageProcessor,
     DeiTImageProcessorPil,
@@ -15,7 +14,7 @@ from transformers import (
 from dsbd_export.checkpoints.checkpoint import quiet_libraries
 from dsbd_export.checkpoints.model_config import CheckpointFiles
 from dsbd_export.errors import ExportError, reason_of
-from dsbd_runtime.parts.picture_entry import PictureEntry, PicturePixels
+from dsbd_runtime.parts.picture_entry import PictureEntry
 from dsbd_runtime.typed_json import typed
 
 _CLASS = re.compile(r"(ViT|DeiT|Donut)(ImageProcessor(Fast|Pil)?|FeatureExtractor)")
@@ -85,14 +84,3 @@ def _sides(size: Any) -> tuple[int, int]:
     """Return height and width of a size in a config: one number, or both."""
     height, width = size if isinstance(size, list | tuple) else (size, size)
     return int(height), int(width)
-
-
-def seen_pictures(entry: PictureEntry) -> list[PicturePixels]:
-    """Return pictures that the parity gate compares: noise, a page of lines, and white."""
-    rng, size = np.random.default_rng(2), (entry.height, entry.width)
-    noise = rng.integers(0, 256, (*size, 3), dtype=np.uint8)
-    white = np.full_like(noise, 255)
-    rows, columns = np.indices(size)
-    is_ink = (rows % 8 < 3) & (rng.random(size) < 0.5) & (columns % 5 > 0)
-    page = np.where(is_ink[:, :, None], 0, white).astype(np.uint8)
-    return [entry.source_of(pixels) for pixels in (noise, page, white)]

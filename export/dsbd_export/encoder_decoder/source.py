@@ -37,11 +37,10 @@ from dsbd_export.checkpoints.checkpoint import Checkpoint, quiet_libraries
 from dsbd_export.checkpoints.families import AttentionForm
 from dsbd_export.checkpoints.model_config import reads_picture
 from dsbd_export.checkpoints.model_loading import cache_name
-from dsbd_export.encoder_decoder.picture import seen_pictures
 from dsbd_export.errors import ExportError
 from dsbd_export.model_source import EngineGraph, ModelSource
 from dsbd_export.parity_cases import TREE, ComputeIn, ForestCase, forest_cases, num_drawn, text_case
-from dsbd_export.parts.sources import entry_of, heard_sounds
+from dsbd_export.parts.sources import entry_of, fixed_sources
 from dsbd_export.progress import Report
 from dsbd_runtime.parts.encoder_entry import HIDDEN_STATES, SOURCE_IDS, EncoderEntry
 from dsbd_runtime.parts.source_values import SourceValues
@@ -132,7 +131,7 @@ def source_cases(checkpoint: Checkpoint) -> list[ForestCase]:
     """Return the forests with sources of several lengths, alone and together, and the text."""
     if entry_of(checkpoint).fixed is not None:
         forests = [*forest_cases(checkpoint), text_case(checkpoint)]
-        sources = fixed_sources(checkpoint)
+        sources = fixed_sources(entry_of(checkpoint))
         return [
             _with_source(case, sources[index * len(sources) // len(forests)], checkpoint)
             for index, case in enumerate(forests)
@@ -153,17 +152,8 @@ def source_cases(checkpoint: Checkpoint) -> list[ForestCase]:
 def with_own_source(case: ForestCase, checkpoint: Checkpoint) -> ForestCase:
     """Return a case whose source is its own text, or a sound or picture."""
     if entry_of(checkpoint).fixed is not None:
-        return _with_source(case, fixed_sources(checkpoint)[1], checkpoint)
+        return _with_source(case, fixed_sources(entry_of(checkpoint))[1], checkpoint)
     return _with_source(case, case.node_ids, checkpoint)
-
-
-def fixed_sources(checkpoint: Checkpoint) -> Sequence[SourceValues]:
-    """Return the sounds or pictures that the parity gate compares."""
-    encoder = entry_of(checkpoint)
-    if encoder.picture is not None:
-        return seen_pictures(encoder.picture)
-    assert encoder.speech is not None  # the other kind
-    return heard_sounds(encoder.speech)
 
 
 def _with_source(

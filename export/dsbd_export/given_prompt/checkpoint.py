@@ -42,7 +42,7 @@ class GivenCheckpoint(Checkpoint):
 
 def is_given_prompt(files: CheckpointFiles) -> bool:
     """Return whether files are those of a known kind."""
-    return files.config.model_type in GIVEN_KINDS
+    return files.config.model_type in GIVEN_KINDS and not files.options.text_only
 
 
 def carries_adapter(folder: Path) -> bool:
@@ -88,7 +88,7 @@ def _check_options(checkpoint: Checkpoint, options: ModelOptions) -> None:
             raise ExportError(
                 f"{name}={found!r} is not supported for the {checkpoint.role} (family "
                 f"{checkpoint.family}), whose prompts have rows of an encoder: its engines run on "
-                f"the CPU; use {name}={value!r}"
+                f"the CPU; use {name}={value!r}, or text_only=True for its text part alone"
             )
 
 

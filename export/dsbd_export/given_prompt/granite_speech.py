@@ -18,9 +18,10 @@ from dsbd_export.checkpoints.adapter_files import BY_HAND, CONFIG_FILE
 from dsbd_export.checkpoints.checkpoint import Checkpoint
 from dsbd_export.checkpoints.checkpoint_files import json_object_or_none
 from dsbd_export.checkpoints.model_config import CheckpointFiles
+from dsbd_export.drawn_media import drawn_features
 from dsbd_export.errors import ExportError
 from dsbd_export.given_prompt.encoders import attend_to_all
-from dsbd_export.given_prompt.media import CALL_ROWS, Medium, drawn_features
+from dsbd_export.given_prompt.media import CALL_ROWS, Medium
 from dsbd_export.given_prompt.processor_files import refused, sound_settings
 from dsbd_runtime.parts.encoder_entry import INPUT_FEATURES
 from dsbd_runtime.parts.given_sound import StackedSound
@@ -162,11 +163,12 @@ def _convolved(convolution: Any, states: Tensor, is_frame: Tensor) -> Tensor:
 
 
 def gate_media(sound: StackedSound) -> list[Medium]:
-    """Return a part of a window, silence, tones over a block's end, noise for several calls."""
+    """Return a part of a window, tones over a block's end, silence, noise for several calls."""
     block, window = 2 * sound.block_pairs, 2 * sound.window_pairs
     num_long = -(-CALL_ROWS // sound.window_rows) * window + window // 2
     media = []
-    drawn = drawn_features(sound.num_mels, window // 2, block + window // 2, num_long)
+    tones = block + window // 2
+    drawn = drawn_features(sound.num_mels, window // 2, tones, tones // 2, num_long)
     for name, features in drawn.items():
         num_pairs = features.shape[1] // 2
         stacked = features[:, : 2 * num_pairs].T.reshape(1, num_pairs, -1)

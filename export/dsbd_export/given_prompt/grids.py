@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from dsbd_export.checkpoints.model_config import CheckpointFiles
+from dsbd_export.drawn_media import drawn_pictures
 from dsbd_export.given_prompt.encoders import attend_to_all
-from dsbd_export.given_prompt.media import Medium, drawn_pictures, side_by_side
+from dsbd_export.given_prompt.media import Medium, side_by_side
 from dsbd_export.given_prompt.processor_files import check_alike, picture_settings, values_of_pixels
 from dsbd_forward.rows import Ints
 from dsbd_runtime.parts.given_grid import COORDS, PATCHES, GridPicture

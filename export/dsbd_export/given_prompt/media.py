@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from dsbd_export.parity_cases import ForestCase
@@ -16,7 +14,6 @@ from dsbd_forward.forward import Source
 from dsbd_forward.rows import Ints
 from dsbd_runtime.parts.given_grid import mrope_positions
 from dsbd_runtime.parts.given_prompt import GivenPiece, GivenPrompt
-from dsbd_runtime.parts.pixel_values import NUM_CHANNELS, Pixels
 
 CALL_ROWS = 256
 """Most rows of a call of an engine: the longest medium has more."""
@@ -61,32 +58,6 @@ def side_by_side(media: Sequence[Medium], axis: int) -> Medium:
         grids=[grid for medium in media for grid in medium.grids],
         num_between=1,
     )
-
-
-def drawn_features(num_mels: int, short: int, middle: int, long: int) -> dict[str, NDArray[Any]]:
-    """Return features by name, (num_mels, frames) float32: noise, silence, tones, longest last."""
-    rng = np.random.default_rng(5)
-    frames, mels = np.arange(middle), np.arange(num_mels)[:, None]
-    rising = frames % 100 * num_mels / 100
-    found = {
-        "short noise": rng.normal(size=(num_mels, short)),
-        "silence": np.full((num_mels, middle // 2), -1.5),
-        "tones": np.where(np.abs(mels - rising) < 2, 1.0, -0.6),
-        "long noise": rng.normal(size=(num_mels, long)),
-    }
-    return {name: np.asarray(features, np.float32) for name, features in found.items()}
-
-
-def drawn_pictures(*shapes: tuple[int, ...]) -> dict[str, Pixels]:
-    """Return a page of lines, white, noise, and the longest by name, (*shape, 3)."""
-    rng, names = np.random.default_rng(5), ("page of lines", "white", "noise", "long noise")
-    found = {
-        name: rng.integers(0, 256, (*shape, NUM_CHANNELS), dtype=np.uint8)
-        for name, shape in zip(names, shapes, strict=True)
-    }
-    page = found["page of lines"]
-    is_ink = (page > 127) & (np.arange(page.shape[-3])[:, None, None] % 8 < 3)
-    return {**found, "page of lines": np.where(is_ink, 0, 255), "white": found["white"] | 255}
 
 
 @dataclass(frozen=True, kw_only=True)

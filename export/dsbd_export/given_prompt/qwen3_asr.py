@@ -14,8 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dsbd_export.checkpoints.model_config import CheckpointFiles
+from dsbd_export.drawn_media import drawn_features
 from dsbd_export.given_prompt.encoders import attend_to_all
-from dsbd_export.given_prompt.media import CALL_ROWS, Medium, drawn_features
+from dsbd_export.given_prompt.media import CALL_ROWS, Medium
 from dsbd_export.given_prompt.processor_files import refused, sound_settings
 from dsbd_runtime.parts.encoder_entry import INPUT_FEATURES
 from dsbd_runtime.parts.given_sound import ChunkedSound
@@ -80,7 +81,8 @@ def gate_media(sound: ChunkedSound) -> list[Medium]:
     """Return a short noise, tones over a window's end, silence, and a noise for several calls."""
     window, second = sound.window_frames, sound.chunk_frames
     num_long = CALL_ROWS * second // sound.num_rows(second) + _SHORT_FRAMES
-    drawn = drawn_features(sound.num_mels, _SHORT_FRAMES, window + _SHORT_FRAMES, num_long)
+    tones = window + _SHORT_FRAMES
+    drawn = drawn_features(sound.num_mels, _SHORT_FRAMES, tones, tones // 2, num_long)
     media = []
     for name, features in drawn.items():
         num_frames = features.shape[1]

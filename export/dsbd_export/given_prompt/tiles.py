@@ -13,8 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from dsbd_export.checkpoints.model_config import CheckpointFiles
+from dsbd_export.drawn_media import drawn_pictures
 from dsbd_export.given_prompt.encoders import attend_to_all
-from dsbd_export.given_prompt.media import CALL_ROWS, Medium, drawn_pictures, side_by_side
+from dsbd_export.given_prompt.media import CALL_ROWS, Medium, side_by_side
 from dsbd_export.given_prompt.processor_files import (
     HALVES,
     LANCZOS,

@@ -15,8 +15,9 @@ from torch import Tensor, nn
 
 from dsbd_export.checkpoints.checkpoint import Checkpoint
 from dsbd_export.checkpoints.model_config import CheckpointFiles
+from dsbd_export.drawn_media import drawn_features
 from dsbd_export.given_prompt.encoders import attend_to_all
-from dsbd_export.given_prompt.media import Medium, drawn_features
+from dsbd_export.given_prompt.media import Medium
 from dsbd_export.given_prompt.processor_files import sound_settings
 from dsbd_runtime.parts.encoder_entry import INPUT_FEATURES
 from dsbd_runtime.parts.given_sound import WindowedSound
@@ -120,14 +121,15 @@ def choose_rows(model: Any, _: Checkpoint) -> None:
 
 
 def gate_media(sound: WindowedSound, mask_name: str) -> list[Medium]:
-    """Return a few rows, silence, tones in part of a window, noise for all windows that fit.
+    """Return a few rows, tones in part of a window, silence, noise for all windows that fit.
 
     mask_name: argument of the model's own forward for the frames without padding.
     """
     size, row = sound.num_frames, 2 * sound.merged
-    lengths = (3 * row + 1, size // 2, size if sound.most_windows == 1 else size + 2 * row)
+    longest = size if sound.most_windows == 1 else size + 2 * row
+    drawn = drawn_features(sound.num_mels, 3 * row + 1, size // 2, size // 4, longest)
     media = []
-    for name, features in drawn_features(sound.num_mels, *lengths).items():
+    for name, features in drawn.items():
         num_frames = features.shape[1]
         padded = np.pad(features, ((0, 0), (0, -num_frames % size)), constant_values=-1.0)
         windows = padded.reshape(sound.num_mels, -1, size).transpose(1, 0, 2)

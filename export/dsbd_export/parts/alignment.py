@@ -25,16 +25,16 @@ from dsbd_export.checkpoints.checkpoint import Checkpoint, quiet_libraries
 from dsbd_export.errors import ExportError
 from dsbd_export.gate.parity_engine import as_export_errors, parity_engine
 from dsbd_export.parity_cases import ComputeIn, Reference, num_drawn
-from dsbd_export.parts.sources import entry_of, heard_sounds
+from dsbd_export.parts.sources import entry_of, fixed_sources
 from dsbd_runtime.bundle_files.bundle import MODEL_FILE, Bundle
 from dsbd_runtime.parts.alignment import Alignment
 from dsbd_runtime.parts.encoder_entry import SOURCE_LENGTHS, EncoderEntry, cross_name
 from dsbd_runtime.parts.head import LOGITS
+from dsbd_runtime.parts.source_values import SourceValues
 from dsbd_runtime.parts.speech_entry import (
     ALIGNMENT_FILE,
     ALIGNMENT_WEIGHTS,
     AlignmentEntry,
-    SoundFeatures,
     SpeechEntry,
 )
 
@@ -49,7 +49,7 @@ _MEDIAN_FILTER_WIDTH = 7  # of a config that names none, as transformers has it
 class AlignmentCase:
     """A text of a sound, and how the checkpoint attends."""
 
-    sound: SoundFeatures
+    sound: SourceValues
     token_ids: NDArray[np.int64]  # (S,) int64
     weights: NDArray[np.float32]  # (A, S, N) float32
 
@@ -91,7 +91,7 @@ def alignment_cases(model: PreTrainedModel, checkpoint: Checkpoint) -> list[Alig
     rng = np.random.default_rng(4)
     length = min(_NUM_TOKENS, checkpoint.context_length)
     cases = []
-    for sound in heard_sounds(speech)[:2]:
+    for sound in fixed_sources(checkpoint.encoder)[:2]:
         token_ids = rng.integers(0, num_drawn(checkpoint), length, dtype=np.int64)
         token_ids[0] = checkpoint.encoder.start_token_id
         with (

@@ -37,7 +37,7 @@ from dsbd_export.capture.forest_graph import (
     Made,
 )
 from dsbd_export.checkpoints.checkpoint import Checkpoint
-from dsbd_export.config import WEBGPU, ModelOptions
+from dsbd_export.config import ModelOptions
 from dsbd_export.errors import ExportError
 from dsbd_export.gate.parity_engine import parity_engine
 from dsbd_export.gate.unwritten_bundle import unwritten_bundle
@@ -45,6 +45,7 @@ from dsbd_export.parity_cases import ForestCase, differences
 from dsbd_export.parts.draft_vocabulary import cut_head, spread
 from dsbd_forward.logits import TopLogits
 from dsbd_runtime.bundle_files.bundle import Bundle
+from dsbd_runtime.bundle_files.manifest import WEBGPU
 from dsbd_runtime.parts.head import FULL, LOGIT_ROWS, LOGITS, LOGSUMEXP, TOP_IDS, TOP_LOGITS
 
 

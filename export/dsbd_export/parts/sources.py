@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from onnx import TensorProto
 from torch import Tensor
-from transformers import PreTrainedModel, WhisperFeatureExtractor
+from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutput
 
@@ -41,6 +41,7 @@ from dsbd_export.capture.source_attention import (
 )
 from dsbd_export.checkpoints.checkpoint import Checkpoint
 from dsbd_export.checkpoints.model_loading import cache_name
+from dsbd_export.drawn_media import drawn_features, drawn_pictures
 from dsbd_export.parts.rows import EVERY_ROW
 from dsbd_runtime.bundle_files.bundle import (
     ENCODER_FILE,
@@ -56,7 +57,8 @@ from dsbd_runtime.parts.encoder_entry import (
     EncoderEntry,
     cross_name,
 )
-from dsbd_runtime.parts.speech_entry import SoundFeatures, SpeechEntry
+from dsbd_runtime.parts.source_values import SourceValues
+from dsbd_runtime.parts.speech_entry import SoundFeatures
 
 _SOURCES = Axis("B", 2)
 
@@ -157,33 +159,15 @@ def _only_rows(model: PreTrainedModel, rows: Tensor) -> Iterator[None]:
         del head.forward
 
 
-def heard_sounds(speech: SpeechEntry) -> list[SoundFeatures]:
-    """Return windows that the parity gate compares: noise, a sweep with pauses, and silence."""
-    rng = np.random.default_rng(2)
-    noise = rng.standard_normal((speech.num_mels, speech.num_frames)).astype(np.float32)
-    extractor = WhisperFeatureExtractor(
-        feature_size=speech.num_mels,
-        sampling_rate=speech.sampling_rate,
-        hop_length=speech.hop_length,
-        chunk_length=speech.chunk_seconds,
-        n_fft=speech.n_fft,
-    )
-    num_samples = speech.chunk_seconds * speech.sampling_rate
-    sounds = [_sweep(num_samples, speech.sampling_rate), np.zeros(num_samples, np.float32)]
-    made = [
-        extractor(sound, sampling_rate=speech.sampling_rate, return_tensors="np").input_features[0]
-        for sound in sounds
-    ]
-    return [SoundFeatures(values) for values in (noise, *made)]
-
-
-def _sweep(num_samples: int, sampling_rate: int) -> NDArray[np.float32]:
-    """Return a tone that rises through the voice's range with its harmonics, four times."""
-    seconds = np.arange(num_samples) / sampling_rate
-    part = seconds * 4 / (num_samples / sampling_rate) % 1
-    phase = np.cumsum(2 * np.pi * (100 + 300 * part) / sampling_rate)
-    tone = sum(np.sin(number * phase) / number for number in range(1, 8))
-    return np.asarray(0.2 * tone * (part < 0.75), np.float32)
+def fixed_sources(encoder: EncoderEntry) -> list[SourceValues]:
+    """Return sounds or pictures of one shape that the parity gate compares."""
+    if (picture := encoder.picture) is not None:
+        size = picture.height, picture.width
+        return [picture.source_of(each) for each in drawn_pictures(size, size, size).values()]
+    assert encoder.speech is not None  # the other kind
+    num_mels, num_frames = encoder.speech.shape
+    drawn = drawn_features(num_mels, num_frames, num_frames, num_frames)
+    return [SoundFeatures(features) for features in drawn.values()]
 
 
 _ALIGNED_FROM, _ALIGNMENT = 2**20, 2**16  # bytes: as the weights of other graphs, to be mapped

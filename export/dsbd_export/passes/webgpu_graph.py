@@ -17,12 +17,12 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes import PassManager, common
 
-from dsbd_export.config import PORTABLE, WEBGPU
 from dsbd_export.errors import ExportError
 from dsbd_export.passes.cuda_graph import add_masks
 from dsbd_export.passes.optimize import group_query_heads, known_heads_and_width
 from dsbd_export.passes.webgpu_operators import check_operators, constant, replace_operators
 from dsbd_export.passes.weighted_layers import replace_node
+from dsbd_runtime.bundle_files.manifest import PORTABLE, WEBGPU
 from dsbd_runtime.ort.ort_module import import_ort
 from dsbd_runtime.parts.attention_rows import POSITION_IDS, SRC_ROWS
 from dsbd_runtime.parts.cache_entries import source_name

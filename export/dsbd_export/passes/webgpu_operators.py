@@ -17,10 +17,11 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from dsbd_export.config import CUDA, EXACT, FUSED, PORTABLE, WEBGPU
+from dsbd_export.config import EXACT, FUSED
 from dsbd_export.errors import ExportError
 from dsbd_export.passes.optimize import known_heads_and_width
 from dsbd_export.passes.weighted_layers import replace_node
+from dsbd_runtime.bundle_files.manifest import CUDA, PORTABLE, WEBGPU
 
 LACKING = frozenset({
     "Attention", "ConstantOfShape", "Cos", "DequantizeLinear", "DynamicQuantizeLinear", "IsNaN",

@@ -136,6 +136,11 @@ def check_buildable(role: str, entry: ModelEntry) -> None:
             f"the {role} is quantized ({entry.quantization}), which only ONNX Runtime runs; export "
             "it with --quantize none --dtype fp16"
         )
+    if entry.form is not None:
+        raise ExportError(
+            f"the {role} has the form {entry.form}, whose operators only ONNX Runtime has; export "
+            "it with --form portable"
+        )
     if recent(entry.caches):
         raise ExportError(
             f"the {role} (family {entry.family}) has convolutions or recurrences, whose rows only "

@@ -45,6 +45,7 @@ DTYPES = ("fp32", "fp16", "bf16")
 QUANTIZATIONS = ("none", "int8-dynamic", "int8", "int4")
 INT4_SYMMETRIC = "int4-symmetric"
 QUANTIZED_FORMS = (*QUANTIZATIONS, INT4_SYMMETRIC)
+PORTABLE, CUDA, WEBGPU = FORMS = ("portable", "cuda", "webgpu")
 LOGITS_KINDS = ("full", "topk", "gather")  # the last is refused with a sentence of its own
 BIT_EXACTNESS = ("by construction", "observed", False, None)
 _MOST = 2**31 - 1
@@ -112,6 +113,7 @@ class ModelEntry:
         encoder: encoder of an encoder-decoder, whose other fields are for its decoder; None: the
             engine reads no source.
         given: sound or pictures within prompts, whose rows an encoder gives; None: text alone.
+        form: operators of the graphs, one of ``FORMS``; None: portable, or made by version 0.1.
     """
 
     family: str
@@ -134,6 +136,7 @@ class ModelEntry:
     adapter: str | None = None
     encoder: EncoderEntry | None = None
     given: GivenEntry | None = None
+    form: str | None = None
 
     @property
     def head(self) -> HeadEntry:
@@ -263,6 +266,7 @@ def check_entry(entry: ModelEntry, where: str) -> None:
         ("dtype", entry.dtype, DTYPES),
         ("quantization", entry.quantization, QUANTIZED_FORMS),
         ("parity: measure", entry.parity.measure, PARITY_MEASURES),
+        ("form", entry.form or PORTABLE, FORMS),
     )
     for name, value, known in choices:
         if value not in known:

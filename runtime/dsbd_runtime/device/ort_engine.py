@@ -189,7 +189,8 @@ def _fallback_error(session: Any, path: Path, provider: Provider, libraries: str
     }
     return ProviderError(
         f"{provider.ort_name} does not run every node of {path}, the CPU would run "
-        f"{', '.join(sorted(on_cpu))}; use provider 'cpu', or export with {provider.export_hint}"
+        f"{', '.join(sorted(on_cpu))}; use provider 'cpu', or export with "
+        "another --dtype or --quantize"
     )
 
 

@@ -6,7 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from dsbd_errors import install_hint
-from dsbd_runtime.bundle_files.manifest import QUANTIZED_FORMS, ModelEntry
+from dsbd_runtime.bundle_files.manifest import (
+    FORMS,
+    PORTABLE,
+    QUANTIZED_FORMS,
+    WEBGPU,
+    ModelEntry,
+)
 from dsbd_runtime.errors import ProviderError
 from dsbd_runtime.parts.cache_entries import recent
 from dsbd_runtime.typed_json import in_short
@@ -25,6 +31,7 @@ class Provider:
     is_tried: whether this project has run it; one that has not is refused.
     dtypes: types of bundles that it runs, the usual one first.
     quantizations: kinds of quantized bundles that it runs, a part of ``QUANTIZED_FORMS``.
+    forms: forms of graphs that it runs, the usual one first.
     has_device_caches: whether the caches lie in the memory of a GPU.
     uses_cuda_graphs: whether calls of a size are captured and replayed by default, by CUDA graphs
         or those of a plug-in.
@@ -40,7 +47,7 @@ class Provider:
     quantizations: tuple[str, ...]
     has_device_caches: bool
     uses_cuda_graphs: bool
-    export_hint: str = "another --dtype or --quantize"
+    forms: tuple[str, ...] = FORMS
     options: tuple[tuple[str, str], ...] = ()
     is_tried: bool = True
 
@@ -73,10 +80,10 @@ _WEBGPU = Provider(
     quantizations=tuple(form for form in QUANTIZED_FORMS if form != "int8-dynamic"),
     has_device_caches=True,
     uses_cuda_graphs=True,
-    export_hint="--form webgpu",
+    forms=(WEBGPU,),
     options=(("enableInt64", "1"),),
 )
-_UNTRIED: dict[str, Any] = {"extra": "", "options": (), "export_hint": "", "is_tried": False}
+_UNTRIED: dict[str, Any] = {"extra": "", "options": (), "is_tried": False}
 _TENSORRT = Provider(
     name="tensorrt",
     module="tensorrt",
@@ -87,6 +94,7 @@ _TENSORRT = Provider(
     quantizations=("none",),
     has_device_caches=True,
     uses_cuda_graphs=False,
+    forms=(PORTABLE,),
 )
 PROVIDERS = (
     Provider(
@@ -155,6 +163,11 @@ def check_runnable(provider: Provider, entry: ModelEntry, model_path: Path) -> N
         raise ProviderError(
             f"{model_path} is the engine of an encoder-decoder, which provider {provider.name!r} "
             "does not run; use 'cpu'"
+        )
+    if (form := entry.form or PORTABLE) not in provider.forms:
+        raise ProviderError(
+            f"{model_path} has the form {form}, provider {provider.name!r} runs "
+            f"{', '.join(provider.forms)}; export with --form {provider.forms[0]}"
         )
     if entry.quantization not in provider.quantizations:
         raise ProviderError(

@@ -1,0 +1,43 @@
+"""Sounds and pictures that the parity gate compares: drawn as features and as pixels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from dsbd_runtime.parts.pixel_values import NUM_CHANNELS, Pixels
+from dsbd_runtime.parts.speech_entry import Features
+
+
+def drawn_features(num_mels: int, *lengths: int) -> dict[str, Features]:
+    """Return noise, tones, silence and the longest, if any, by name: (num_mels, length) float32."""
+    rng, mels = np.random.default_rng(5), np.arange(num_mels)[:, None]
+
+    def noise(length: int) -> Any:
+        return rng.normal(size=(num_mels, length))
+
+    def tones(length: int) -> Any:
+        rising = np.arange(length) % 100 * num_mels / 100
+        return np.where(np.abs(mels - rising) < 2, 1.0, -0.6)
+
+    def silence(length: int) -> Any:
+        return np.full((num_mels, length), -1.5)
+
+    made = {"short noise": noise, "tones": tones, "silence": silence, "long noise": noise}
+    return {
+        name: make(length).astype(np.float32)
+        for (name, make), length in zip(made.items(), lengths, strict=False)
+    }
+
+
+def drawn_pictures(*shapes: tuple[int, ...]) -> dict[str, Pixels]:
+    """Return a page of lines, white, noise, and the longest, if any, by name: (*shape, 3)."""
+    rng, names = np.random.default_rng(5), ("page of lines", "white", "noise", "long noise")
+    found = {
+        name: rng.integers(0, 256, (*shape, NUM_CHANNELS), dtype=np.uint8)
+        for name, shape in zip(names, shapes, strict=False)
+    }
+    page = found["page of lines"]
+    is_ink = (page > 127) & (np.arange(page.shape[-3])[:, None, None] % 8 < 3)
+    return {**found, "page of lines": np.where(is_ink, 0, 255), "white": found["white"] | 255}
