@@ -41,8 +41,9 @@ class BundleRequests:
         self.tokenizer = Tokenizer.from_bundle(bundle)
         self.prompts = PromptReader(bundle, self.tokenizer)
         self.media: MediaReader | None = None  # of a model whose prompts may have them
-        if bundle.manifest.target.given is not None:
-            self.media = MediaReader(bundle, self.tokenizer, lambda: self.chat_template)
+        if (given := bundle.manifest.target.given) is not None:
+            length = bundle.context_length
+            self.media = MediaReader(given, length, self.tokenizer, lambda: self.chat_template)
         self.pictures: PictureReader | None = None  # of an encoder-decoder that reads pictures
         encoder = self.prompts.encoder
         if encoder is not None and encoder.picture is not None:

@@ -21,13 +21,13 @@ from dsbd_ort.speech.sound_front_end import (
     chunked_front_end,
     stacked_front_end,
 )
-from dsbd_runtime.bundle_files.bundle import Bundle
 from dsbd_runtime.errors import CapacityError, InputError
 from dsbd_runtime.parts.encoder_entry import EncoderEntry
 from dsbd_runtime.parts.given_grid import GridPicture, mrope_positions
 from dsbd_runtime.parts.given_medium import MediumEntry
 from dsbd_runtime.parts.given_picture import CanvasPicture, TiledPicture
 from dsbd_runtime.parts.given_prompt import GivenPrompt
+from dsbd_runtime.parts.given_rows import GivenEntry
 from dsbd_runtime.parts.given_sound import ChunkedSound, StackedSound, WindowedSound
 from dsbd_runtime.parts.picture_entry import PictureEntry
 from dsbd_runtime.text.chat_messages import MediaPart, Message, Render
@@ -65,11 +65,13 @@ class MediaReader:
     """Reads conversations with media for a model whose prompts may have given rows."""
 
     def __init__(
-        self, bundle: Bundle, tokenizer: Tokenizer, chat_template: Callable[[], ChatTemplate]
+        self,
+        given: GivenEntry,
+        context_length: int,
+        tokenizer: Tokenizer,
+        chat_template: Callable[[], ChatTemplate],
     ) -> None:
-        given = bundle.manifest.target.given
-        assert given is not None
-        self.context_length = bundle.context_length
+        self.context_length = context_length
         self._token_id, self._entry = given.placeholder_token_id, given.medium
         self._placeholder = tokenizer.piece(self._token_id)
         self.front_end = _FRONT_ENDS[type(self._entry)](self._entry, self._placeholder)

@@ -113,7 +113,8 @@ def choose_rows(model: Any, _: Checkpoint) -> None:
     rows: list[Any] = []
 
     def begin(_: nn.Module, __: Any, given: dict[str, Any]) -> None:
-        rows[:] = [given.pop("logits_to_keep", slice(None))]
+        kept = given.pop("logits_to_keep", 0)
+        rows[:] = [slice(-kept, None) if isinstance(kept, int) else kept]
 
     model.register_forward_pre_hook(begin, with_kwargs=True)
     model.lm_head.register_forward_pre_hook(lambda _, given: (given[0][:, rows[0]],))

@@ -60,6 +60,10 @@ class GivenEntry:
         levels: K, outputs of the first layers that given rows are added to.
         position_axes: A, numbers of a position: 3 (time, height, width) or 1.
         medium: what the encoder reads.
+        fingerprint: sha256 (hex) of the encoder's config and weights, by which a draft is known to
+            share the encoder; None if it is not known.
+        is_shared: of a draft: whether the rows are those of the target's encoder. It has no graph
+            of its own then.
     """
 
     placeholder_token_id: int
@@ -67,6 +71,8 @@ class GivenEntry:
     levels: int
     position_axes: int
     medium: MediumEntry
+    fingerprint: str | None = None
+    is_shared: bool | None = None
 
     @property
     def row_width(self) -> int:
@@ -84,6 +90,18 @@ class GivenEntry:
         self.medium.check(f"{where}: medium")
 
 
+def check_shared_rows(target: GivenEntry | None, draft: GivenEntry | None, where: str) -> None:
+    """Raise BundleError unless a draft that shares the target's encoder reads its rows."""
+    if target is not None and target.is_shared:
+        raise mismatch("null: it is a draft's", True, f"{where}: target: given: is_shared")
+    if draft is None or not draft.is_shared:
+        return
+    if target is None or target.row_width != draft.row_width:
+        own = "null" if target is None else target.row_width
+        expected = f"{own}, that of the target, whose encoder it shares"
+        raise mismatch(expected, draft.row_width, f"{where}: draft: given: width")
+
+
 @dataclass(frozen=True, kw_only=True)
 class GivenRowsEntry(PartEntry):
     """The given rows in the manifest."""
@@ -94,7 +112,7 @@ class GivenRowsEntry(PartEntry):
 
     @property
     def files(self) -> tuple[str, ...]:
-        return (ENCODER_FILE,)
+        return () if self.given.is_shared else (ENCODER_FILE,)
 
     @property
     def spec(self) -> Mapping[str, Any]:
@@ -109,6 +127,10 @@ class GivenRowsEntry(PartEntry):
 
     def on_host(self, place: HostPlace) -> GivenRows:
         path, graphs, given = place.folder / ENCODER_FILE, place.graphs, self.given
+        if given.is_shared:
+            target = place.of_target(type(self))
+            assert isinstance(target, GivenRows)  # checked when the bundle was opened
+            return SharedGivenRows(given, target.encoder)
         medium = given.medium
         outputs = embeddings_of(given) | medium.encoder_outputs
         contract = GraphContract(inputs=medium.encoder_inputs, outputs=outputs)
@@ -216,3 +238,17 @@ class GivenRows(Part):
                 f"the prompt has the token {int(other[0])} at the place of a given row, expected "
                 f"the placeholder {placeholder}: the source is that of another prompt"
             )
+
+
+class SharedGivenRows(GivenRows):
+    """The given rows of a draft, which its target's encoder computes and keeps."""
+
+    @property
+    def num_bytes(self) -> int:
+        return 0
+
+    def reserve(self, num_rows: int, num_used: int) -> None:
+        """See Part: the rows are the target's."""
+
+    def close(self) -> None:
+        """See Part: so is the encoder."""
