@@ -7,7 +7,7 @@ logits are returned; F: rows whose features are.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -193,12 +193,15 @@ class ForwardResult:
         features: of the F rows, or of the forward that they were computed in; None without.
         first_feature: the first of the F rows in ``features``.
         reading: of its source, None if that was read before or there is none.
+        failed: errors by source, of a forward of several: the results of these rows mean nothing.
+            None: all were read.
     """
 
     logits: Logits
     features: Features | None = None
     first_feature: int = 0
     reading: SourceReading | None = None
+    failed: Mapping[Source, Exception] | None = None
 
     def parts(self, forwards: Sequence[Forward]) -> list[ForwardResult]:
         """Return the result of each of the forwards that were joined."""
@@ -209,7 +212,8 @@ class ForwardResult:
         for forward in forwards:
             rows = slice(row, row := row + len(forward.logit_rows))
             logits = self.logits.part(rows)
-            parts.append(ForwardResult(logits, self.features, feature, self.reading))
+            shared = self.reading, self.failed
+            parts.append(ForwardResult(logits, self.features, feature, *shared))
             feature += forward.num_features
         return parts
 

@@ -23,7 +23,8 @@ from weakref import WeakSet
 import numpy as np
 from numpy.typing import NDArray
 
-from dsbd_forward.forward import Forward, Source
+from dsbd_errors import DsbdError
+from dsbd_forward.forward import Source
 from dsbd_forward.rows import NO_INTS, Ints
 from dsbd_runtime.errors import InputError
 from dsbd_runtime.parts import given_grid, given_picture, given_sound  # noqa: F401 - kinds of media
@@ -175,7 +176,7 @@ class GivenRows(Part):
     def bind(self, call: Call, binder: HostBinder) -> None:
         """See Part; pieces with rows in this call are read unless they are kept.
 
-        Raises as ``GivenEncoder.rows``.
+        Raises as ``GivenEncoder.rows``; for one of several prompts that error is returned.
         """
         forward, num_axes = call.forward, self._entry.position_axes
         of_rows = forward.row_sources
@@ -183,7 +184,7 @@ class GivenRows(Part):
         ends = np.array([0 if prompt is None else prompt.end for prompt in prompts])
         nodes, rows = NO_INTS, self._none
         if (forward.positions < ends[of_rows.index]).any():  # not usually: nodes after prompts
-            nodes, rows = self._given(forward, prompts)
+            nodes, rows = self._given(call, prompts)
         arrays: dict[str, NDArray[Any]] = {GIVEN_ROWS: nodes, GIVEN_EMBEDDINGS: rows}
         if num_axes > 1:
             axes = arrays[POSITION_IDS] = np.tile(forward.positions, (num_axes, 1))
@@ -212,19 +213,25 @@ class GivenRows(Part):
         return source
 
     def _given(
-        self, forward: Forward, prompts: Sequence[GivenPrompt | None]
+        self, call: Call, prompts: Sequence[GivenPrompt | None]
     ) -> tuple[Ints, NDArray[np.float32]]:
         """Return which nodes are given, (E,) increasing, and their rows, (E, (1 + K) W)."""
+        forward = call.forward
         index, nodes, rows = forward.row_sources.index, [NO_INTS], [self._none]
         for number, prompt in enumerate(prompts):
             if prompt is None:
                 continue
             own = (index == number).nonzero()[0]
             given, pieces, places = prompt.given_among(forward.positions[own])
-            for piece in np.unique(pieces).tolist():
-                is_of_piece = pieces == piece
-                nodes.append(own[given[is_of_piece]])
-                rows.append(self.encoder.rows(prompt.pieces[piece])[places[is_of_piece]])
+            try:
+                for piece in np.unique(pieces).tolist():
+                    is_of_piece = pieces == piece
+                    rows.append(self.encoder.rows(prompt.pieces[piece])[places[is_of_piece]])
+                    nodes.append(own[given[is_of_piece]])
+            except DsbdError as error:
+                if call.whole.sources is None:
+                    raise
+                call.returned.setdefault("failed", {})[prompt] = error
         joined = np.concatenate(nodes)
         self._check_tokens(forward.token_ids[joined])
         order = joined.argsort(kind="stable")
