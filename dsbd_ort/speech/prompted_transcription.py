@@ -111,9 +111,10 @@ class SoundPrompts:
         self.room = (reader.context_length - num_text) // 2
         self._most_samples = sound.most_samples(self.room, round(most_seconds * self._rate))
 
-    def parts(self, samples: Samples) -> Iterator[tuple[int, int]]:
-        """Yield first and last sample of each part of an audio."""
-        return quiet_parts(samples, self._rate, self._most_samples)
+    def of_parts(self, samples: Samples) -> Iterator[tuple[int, int, MediaPrompt]]:
+        """Yield first and last sample of each part of an audio, and its prompt."""
+        for first, last in quiet_parts(samples, self._rate, self._most_samples):
+            yield first, last, self.of(samples[first:last])
 
     def of(self, samples: Samples) -> MediaPrompt:
         """Return the prompt with a sound."""
@@ -137,15 +138,9 @@ def learned_prompts(
     reader = MediaReader(given, context_length, tokenizer, lambda: ChatTemplate.from_folder(folder))
     assert reader.sound is not None  # the caller has asked
     sound, recipe = reader.sound, RECIPES[reader.sound.entry.recipe]
-    asked = Asked(task=_task(task or TASKS[0], recipe))
+    asked, rate = Asked(task=_task(task or TASKS[0], recipe)), sound.entry.sampling_rate
     prompts = SoundPrompts(reader, sound, asked, _language(language, recipe), _LEARNED_SECONDS)
-
-    def of_audio(audio: Audio) -> Iterator[MediaPrompt]:
-        samples = read_samples(audio, sound.entry.sampling_rate)
-        for first, last in prompts.parts(samples):
-            yield prompts.of(samples[first:last])
-
-    return of_audio
+    return lambda audio: (each for *_, each in prompts.of_parts(read_samples(audio, rate)))
 
 
 class PromptedTranscription(Transcription):
@@ -180,8 +175,7 @@ class PromptedTranscription(Transcription):
 
     def steps(self, on_segment: Callable[[Segment], None] | None, align: Align) -> Steps:
         """See the base; the parts of the audio are independent of each other."""
-        for first, last in self._prompts.parts(self._samples):
-            prompt = self._prompts.of(self._samples[first:last])
+        for first, last, prompt in self._prompts.of_parts(self._samples):
             inputs = RequestInputs(list(prompt), prompt.source)
             answers = yield from self._texts.answers(inputs, 0.0)
             seek = first // self._sound.entry.hop_length
