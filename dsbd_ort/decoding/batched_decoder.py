@@ -76,7 +76,7 @@ class BatchMember:
         return max(view.num_rows_at_end for view in self.views.values())
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, slots=True)
 class Progress:
     """The output of an iteration for one request, its preemption or its end."""
 
@@ -271,7 +271,7 @@ class BatchedDecoder:
             if (error_of_source := failed.get(member.request.source)) is not None:
                 self._end(member, error_of_source, progress)
                 continue
-            call.meter.count(call.num_rows, seconds)
+            call.meter.count(call.num_rows, seconds, result)
             self._advance(member, result, progress)
 
     def _preempt_youngest(self, members: list[BatchMember], progress: list[Progress]) -> None:

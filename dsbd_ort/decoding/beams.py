@@ -170,7 +170,7 @@ class Agreement:
             self.tokens.append(int(self._hypotheses.tokens[entry]))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, slots=True)
 class Beams:
     """The beam set between two layers. Draws with replacement make it a multiset.
 

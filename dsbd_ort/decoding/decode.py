@@ -117,7 +117,7 @@ def _made(call: EngineCall, caches: Caches, clock: Clock) -> tuple[ForwardResult
     began = clock()
     (result,) = caches[call.role].forward([call])
     seconds = clock() - began
-    call.meter.count(call.num_rows, seconds)
+    call.meter.count(call.num_rows, seconds, result)
     call.meter.waited += seconds
     return result, seconds
 

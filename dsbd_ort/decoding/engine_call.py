@@ -19,17 +19,19 @@ class Meter:
 
     calls: engine calls that the request took part in; ``rows``: its own rows in them.
     seconds: of the calls; a call that several requests share counts whole for each.
+    engine_s: of these in the engine alone, without what the host does for a call.
     waited: seconds in which the request waited for its calls, those of others included.
     """
 
     def __init__(self) -> None:
         self.calls = self.rows = 0
-        self.seconds = self.waited = 0.0
+        self.seconds = self.engine_s = self.waited = 0.0
 
-    def count(self, num_rows: int, seconds: float) -> None:
+    def count(self, num_rows: int, seconds: float, result: ForwardResult) -> None:
         self.calls += 1
         self.rows += num_rows
         self.seconds += seconds
+        self.engine_s += result.engine_s(seconds)
 
 
 @dataclass(eq=False, slots=True)

@@ -109,7 +109,9 @@ class ForestRunner:
         mask = self._view.append_prompt(len(chunk), first_row)
         positions = np.arange(start, start + len(chunk))
         source = self._view.prefix.source
-        return Forward(chunk, positions, mask, logit_rows, *features, source=source)
+        return Forward(
+            chunk, positions, mask, logit_rows, *features, source=source, is_ordered=True
+        )
 
     def finish(self, agreed_tokens: list[int]) -> None:
         """Leave the rows of the prompt and the new tokens that all beams share to the next one."""
@@ -169,7 +171,8 @@ class ForestRunner:
 
         def forward_at(first_row: int) -> Forward:
             mask = view.append(parent_slots, first_row)
-            return Forward(tokens, positions, mask, np.arange(size), *features, source=source)
+            rows = tokens, positions, mask, np.arange(size)
+            return Forward(*rows, *features, source=source, is_ordered=True)
 
         return EngineCall(self._role, self.meter, size, forward_at, source)
 

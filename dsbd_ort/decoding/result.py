@@ -49,7 +49,7 @@ class DecodeResult:
     prompt_logprobs: PromptLogprobs | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class IterationOutput:
     """The live hypotheses after one iteration of the loop; read outputs in their order."""
 

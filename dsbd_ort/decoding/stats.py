@@ -30,8 +30,8 @@ class DecodingStats:
         time_to_first_token_s: from the request to the first committed layer.
         time_per_output_token_s: per further token of the best sequence, None without one.
         tokens_per_s: tokens of the best sequence per second of the whole request.
-        draft_s, target_s: inside engine calls, those whole that it shared with other requests;
-            host_s: everything that is not.
+        draft_s, target_s: in the engines, calls whole that it shared with other requests;
+            host_s: all other time, that of masks and binding included.
         kv_bytes_peak: most bytes allocated for both caches and for the distributions after nodes,
             None for models that do not report it.
         energy_joules: None if nothing can measure it.
@@ -122,9 +122,9 @@ class StatsRecorder:
             time_to_first_token_s=first,
             time_per_output_token_s=(total - first) / more if more > 0 else None,
             tokens_per_s=num_output_tokens / total if total > 0 else 0.0,
-            draft_s=draft.seconds,
-            target_s=target.seconds,
-            host_s=total - target.seconds - draft.seconds,
+            draft_s=draft.engine_s,
+            target_s=target.engine_s,
+            host_s=total - target.engine_s - draft.engine_s,
             drafter=self.drafter,
         )
 

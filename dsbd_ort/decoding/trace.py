@@ -86,7 +86,7 @@ class TraceIteration:
         beams: alive afterwards.
         draft_rows, target_rows: computed by the engines. The prompt's count in the draft's first
             iteration, and never in the target's.
-        draft_s, target_s: seconds inside engine calls; host_s: all other time. Pruning counts for
+        draft_s, target_s: seconds in the engines; host_s: all other time. Pruning counts for
             the next iteration.
     """
 
@@ -291,7 +291,7 @@ class Tracer:
     def _count(self) -> tuple[float, ...]:
         """Return rows and seconds of draft and target so far, and the time."""
         target, draft = self._stats.target, self._stats.draft
-        return draft.rows, target.rows, draft.seconds, target.seconds, self._stats.clock()
+        return draft.rows, target.rows, draft.engine_s, target.engine_s, self._stats.clock()
 
 
 def _log_prob(runners: Sequence[ForestRunner], parent: int, token: int) -> float | None:

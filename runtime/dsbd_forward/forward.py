@@ -90,6 +90,8 @@ class Forward:
             returns its own of all rows.
         source: of all rows; None also if they have several.
         sources: of the rows if they have several, of an engine that joins sources; None: one.
+        is_ordered: whether the mask is known to let no row see a later one, so that an engine does
+            not look at it again.
     """
 
     token_ids: Ints
@@ -100,6 +102,7 @@ class Forward:
     parent_features: ParentFeatures | None = None
     source: Source = None
     sources: RowSources | None = None
+    is_ordered: bool = False
 
     @property
     def row_sources(self) -> RowSources:
@@ -162,6 +165,7 @@ class Forward:
             feature_rows,
             self.parent_features and self.parent_features.part(start, stop),
             *(_one_or_several(sources) if sources else (self.source, None)),
+            self.is_ordered,
         )
 
     def logit_rows_in(self, start: int, stop: int) -> NDArray[np.bool_]:
@@ -184,7 +188,7 @@ class SourceReading:
     own_seconds: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, slots=True)
 class ForwardResult:
     """The result of a forward.
 
@@ -193,6 +197,8 @@ class ForwardResult:
         features: of the F rows, or of the forward that they were computed in; None without.
         first_feature: the first of the F rows in ``features``.
         reading: of its source, None if that was read before or there is none.
+        run_s: seconds in the engine's runtime, without those of the host before and after; None if
+            nobody has measured them.
         failed: errors by source, of a forward of several: the results of these rows mean nothing.
             None: all were read.
     """
@@ -201,7 +207,14 @@ class ForwardResult:
     features: Features | None = None
     first_feature: int = 0
     reading: SourceReading | None = None
+    run_s: float | None = None
     failed: Mapping[Source, Exception] | None = None
+
+    def engine_s(self, call_s: float) -> float:
+        """Return the seconds of a call of ``call_s`` that its engine took, encoders included."""
+        if self.run_s is None:
+            return call_s
+        return self.run_s + (self.reading.seconds if self.reading else 0.0)
 
     def parts(self, forwards: Sequence[Forward]) -> list[ForwardResult]:
         """Return the result of each of the forwards that were joined."""
@@ -212,8 +225,8 @@ class ForwardResult:
         for forward in forwards:
             rows = slice(row, row := row + len(forward.logit_rows))
             logits = self.logits.part(rows)
-            shared = self.reading, self.failed
-            parts.append(ForwardResult(logits, self.features, feature, *shared))
+            of_all = self.reading, self.run_s, self.failed
+            parts.append(ForwardResult(logits, self.features, feature, *of_all))
             feature += forward.num_features
         return parts
 
@@ -250,6 +263,7 @@ def joined_forward(forwards: Sequence[Forward]) -> Forward:
         feature_rows,
         joined_parents(parents) if parents else None,
         *_one_or_several(RowSources.joined([forward.row_sources for forward in forwards])),
+        all(forward.is_ordered for forward in forwards),
     )
 
 

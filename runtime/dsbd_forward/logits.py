@@ -77,7 +77,7 @@ class Logits(ABC):
         return self.full.read(rows), self.log_normalizers[rows]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, slots=True)
 class DenseLogits(Logits):
     """All logits of each row, (R, vocab_size) float32."""
 
@@ -112,7 +112,7 @@ class DenseLogits(Logits):
         return found, added_up(found)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, slots=True)
 class TopLogits(Logits):
     """The K largest logits of each row, by decreasing logit, ties by increasing id."""
 

@@ -1,11 +1,22 @@
 """Properties of every strategy: log-probabilities add up, statistics agree, also summed."""
 
 import dataclasses
+import itertools
 
 import numpy as np
 import pytest
 
-from dsbd_ort.decoding import STRATEGIES, DecodingConfig, DecodingStats, TableModel, decode
+from dsbd_forward.forward import SourceReading
+from dsbd_ort.decoding import (
+    STRATEGIES,
+    DecodingConfig,
+    DecodingRequest,
+    DecodingStats,
+    TableModel,
+    decode,
+    decode_iterations,
+    result_of,
+)
 from dsbd_ort.decoding.stats import summed_stats
 from tests.benchmark.fakes import stats
 from tests.decoding.tables import all_tokens, mixed_table, random_table, run
@@ -77,6 +88,34 @@ def test_statistics_obey_their_identities(variant):
         assert stats.num_draft_layers <= stats.num_draft_tokens
         assert (stats.draft_calls > 0) == (stats.draft_rows > 0)
         assert 0 < stats.time_to_first_token_s <= stats.target_s + stats.draft_s + stats.host_s
+
+
+class TimedModel(TableModel):
+    """A model whose runtime takes a second a call, after the reading of a source if it has one."""
+
+    reading = None
+
+    def forward(self, forward):
+        return dataclasses.replace(super().forward(forward), run_s=1.0, reading=self.reading)
+
+
+def test_time_around_an_engine_s_run_is_the_host_s_and_that_of_an_encoder_is_the_engine_s():
+    ticks = itertools.count()
+    for reading, seconds in ((None, 1.0), (SourceReading(3, 0.25, 0.25), 1.25)):
+        model = TimedModel(VOCAB, TARGET)
+        model.reading = reading
+        request = DecodingRequest(
+            prompt_ids=PROMPT,
+            config=DecodingConfig(strategy="sample", max_new_tokens=5),
+            rng=np.random.default_rng(0),
+            clock=lambda: 10.0 * next(ticks),
+        )
+        found = result_of(decode_iterations(request, model, None)).stats
+        assert found.target_s == seconds * found.target_calls
+        assert found.host_s == pytest.approx(
+            found.num_output_tokens / found.tokens_per_s - found.target_s
+        )
+        assert found.host_s > 8.0 * found.target_calls
 
 
 def test_replacement_returns_repeats_and_equals_beam_sample():

@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
 
@@ -47,11 +48,11 @@ def adapter() -> None:
         pytest.skip(_unavailable[0])
 
 
-@pytest.fixture(autouse=True)
-def variables_of_adapter(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the processes that a test starts find the adapter."""
-    for name, value in variables().items():
-        monkeypatch.setenv(name, value)
+@pytest.fixture(scope="module", autouse=True)
+def variables_of_adapter() -> Iterator[None]:
+    """Let pipelines, also those of a module, and the processes that a test starts find it."""
+    with mock.patch.dict(os.environ, variables()):
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,7 @@ from dsbd_ort.decoding.forest import Forest, Nodes
 from dsbd_ort.decoding.joint_distribution import JointDistribution
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, slots=True)
 class DraftLayer:
     """One drafted layer."""
 
@@ -29,7 +29,7 @@ class DraftLayer:
         return self.kept
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(eq=False, kw_only=True, slots=True)
 class Iteration:
     """The record of one iteration, when its layers are selected and nothing is pruned yet."""
 
@@ -67,7 +67,7 @@ MOST_FORCED_LAYERS = 4
 """Of one draft, in addition to those that its policy chooses: bounds the rows of a request."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, slots=True)
 class LayerNeeds:
     """A layer that is about to be drafted."""
 

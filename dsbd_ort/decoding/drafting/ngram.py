@@ -112,7 +112,7 @@ class NGramPaths:
         self._tails, self._places = self.tails(kept), self.places(kept)
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, slots=True)
 class Proposals:
     """Tokens that may follow some paths; all but ``unlisted`` have one shape, (n,)."""
 

@@ -10,6 +10,7 @@ the call, because nothing can be allocated while work is recorded.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -204,6 +205,7 @@ class BoundForward:
                 fill_mask(target, array, call.first_row)
             else:
                 fill_padded(target, array, padding)
+        began = time.perf_counter()
         for work in call.befores:
             work()
         self.queue.run()
@@ -213,6 +215,7 @@ class BoundForward:
         if num_returned:
             self.outputs.download(num_returned)
         self.device.synchronize()
+        call.run_s = time.perf_counter() - began
         return {
             output.name: self.outputs.on_host[output.name][:num_returned].copy()
             for output in call.outputs

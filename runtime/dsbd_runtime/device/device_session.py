@@ -51,7 +51,9 @@ class DeviceSession:
                 f"{model.device.name} has no memory for the outputs of {num_rows} rows; ask for "
                 "fewer beams or a shorter draft, or export with --logits topk:K"
             ) from error
-        self._head.collect(call, forward.run(staged))
+        found = forward.run(staged)
+        call.count_run(staged.run_s)
+        self._head.collect(call, found)
 
     def close(self) -> None:
         self.caches.close()  # first, because its calls are bound to the memory of all parts

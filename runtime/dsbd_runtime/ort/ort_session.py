@@ -1,6 +1,7 @@
 """Session on ONNX Runtime with caches in host memory, updated in place by IO binding."""
 
 import functools
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,7 @@ class OrtSession:
             raise EngineError(f"{self._binder.name} is closed; load it again")
         for part in self.parts:
             part.bind(call, self._binder)
+        began = time.perf_counter()
         try:
             found = self._binder.run(self._engine)
         except Exception as error:  # ONNX Runtime's exceptions share no base but this one
@@ -86,6 +88,7 @@ class OrtSession:
             )
             remedy = "shorten the prompt, ask for fewer beams or a shorter draft"
             raise call_error(self._model_path, sizes, error, remedy) from error
+        call.count_run(time.perf_counter() - began)
         self._head.collect(call, found)
 
     def close(self) -> None:

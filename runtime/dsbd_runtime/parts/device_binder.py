@@ -25,6 +25,7 @@ class StagedCall:
     used: device arrays that it reads or writes.
     outputs: of the head, for ``num_logit_rows`` rows.
     befores, afters: copies on the device around the call.
+    run_s: seconds from the first work that is queued to the end of all.
     """
 
     is_cleared = True
@@ -48,6 +49,7 @@ class StagedCall:
         self.num_logit_rows = 0
         self.befores: list[Callable[[], None]] = []
         self.afters: list[Callable[[], None]] = []
+        self.run_s = 0.0
         self._inputs = inputs
 
     def size(self, dim: str, number: int) -> int:

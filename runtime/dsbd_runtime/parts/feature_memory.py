@@ -29,7 +29,7 @@ OWN_FEATURES = "own_features"
 FEATURE_INDEX = "feature_index"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, slots=True)
 class Piece:
     """Rows of the features of one forward: ``features[rows]``."""
 
@@ -37,7 +37,7 @@ class Piece:
     rows: Ints
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, slots=True)
 class ReadFeatures:
     """The features that the S rows of a call of a feature draft come from."""
 
@@ -78,7 +78,7 @@ class ReadFeatures:
         return sum(len(piece.rows) for piece in self.own)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, slots=True)
 class HostFeatures:
     """Features in host memory: the array (n, width) that the engine has written."""
 

@@ -39,7 +39,7 @@ def check_forward(inputs: Forward, *, num_rows: int, vocab_size: int, context_le
         raise _wrong_position(positions, context_length)
     if not _are_below(inputs.logit_rows, num_new):
         raise _out_of_range("logit_rows", inputs.logit_rows, num_new)
-    if num_new > 1:
+    if num_new > 1 and not inputs.is_ordered:
         _check_parents_first(mask, num_rows)
 
 

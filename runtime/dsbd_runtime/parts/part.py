@@ -100,6 +100,10 @@ class Call:
         forward = self.forward.part(start, stop)
         return Call(forward, self.first_row + start, self, self.start + start)
 
+    def count_run(self, seconds: float) -> None:
+        """Add seconds that the engine's runtime took."""
+        self.returned["run_s"] = self.returned.get("run_s", 0.0) + seconds
+
     def chunks(self, most_rows: int) -> Iterator[Call]:
         num_new = self.num_new
         for start in range(0, num_new, most_rows):

@@ -64,7 +64,7 @@ class RecentMemory(Protocol):
         """Let the state of ``target`` be that of ``source`` after these recent rows."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, slots=True)
 class NewRows:
     """The S rows of one engine call, as yet without a place, and its inputs (``recent_rows``).
 
