@@ -27,6 +27,7 @@ from dsbd_runtime.parts.given_grid import GridPicture, mrope_positions
 from dsbd_runtime.parts.given_medium import MediumEntry
 from dsbd_runtime.parts.given_picture import CanvasPicture, TiledPicture
 from dsbd_runtime.parts.given_prompt import GivenPrompt
+from dsbd_runtime.parts.given_rows import GivenEntry
 from dsbd_runtime.parts.given_sound import ChunkedSound, StackedSound, WindowedSound
 from dsbd_runtime.parts.picture_entry import PictureEntry
 from dsbd_runtime.text.chat_messages import MediaPart, Message, Render
@@ -53,11 +54,13 @@ class MediaReader:
     """Reads conversations with media for a model whose prompts may have given rows."""
 
     def __init__(
-        self, bundle: Bundle, tokenizer: Tokenizer, chat_template: Callable[[], ChatTemplate]
+        self,
+        given: GivenEntry,
+        context_length: int,
+        tokenizer: Tokenizer,
+        chat_template: Callable[[], ChatTemplate],
     ) -> None:
-        given = bundle.manifest.target.given
-        assert given is not None
-        self.context_length = bundle.context_length
+        self.context_length = context_length
         self._token_id, self._entry = given.placeholder_token_id, given.medium
         self._placeholder = tokenizer.piece(self._token_id)
         self.front_end = _FRONT_ENDS[type(self._entry)](self._entry, self._placeholder)
@@ -268,7 +271,7 @@ def media_reader(
     """Return the reader of messages for a model of sound or pictures; None: of any other."""
     target = bundle.manifest.target
     if target.given is not None:
-        return MediaReader(bundle, tokenizer, chat_template)
+        return MediaReader(target.given, bundle.context_length, tokenizer, chat_template)
     if target.encoder is not None and target.encoder.picture is not None:
         return PictureReader(target.encoder, target.encoder.picture, tokenizer)
     return None

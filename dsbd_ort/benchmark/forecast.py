@@ -74,16 +74,21 @@ def forecast(
             f"are measured with up to {MEASURED_ROWS[-1]} rows; leave the speed out (--no-speed)"
         )
     requests = requests[:_NUM_PROMPTS]
-    encoder = bundle.manifest.target.encoder
+    has_sources = requests[0][0] is not None
     room = bundle.context_length - max(len(prompt) for _, prompt in requests)
     with ExitStack() as stack:
         target, draft = load_pair(bundle)
         for model in (target, draft):
             stack.enter_context(model)
-        # Windows of sound have one length.
-        longest = max(
-            (source for source, _ in requests),
-            key=lambda source: len(source) if isinstance(source, tuple) else 0,
+        # Windows of sound have one length; given rows are measured as text.
+        given = bundle.manifest.target.given
+        longest = (
+            None
+            if given is not None
+            else max(
+                (source for source, _ in requests),
+                key=lambda source: len(source) if isinstance(source, tuple) else 0,
+            )
         )
         costs = measure_costs(target, draft, time.perf_counter, longest)
         found = forecasts(
@@ -93,7 +98,7 @@ def forecast(
             requests,
             min(_NEW_TOKENS, room),
             are_chats=are_chats,
-            ends=() if encoder is None else bundle.manifest.target.eos_token_ids,
+            ends=bundle.manifest.target.eos_token_ids if has_sources else (),
         )
         return list(found)
 

@@ -16,6 +16,7 @@ from dsbd_ort.benchmark.forecast import forecast
 from dsbd_ort.commands.export import export_packages, working
 from dsbd_ort.commands.option_types import COUNT_OR_NONE, FiniteRange
 from dsbd_ort.commands.options import group, no_flag, option
+from dsbd_ort.speech.prompted_transcription import learned_prompts
 from dsbd_ort.speech.speech_request import heard_windows
 from dsbd_ort.speech.transcript import TASKS
 from dsbd_runtime.bundle_files.bundle import open_bundle
@@ -50,7 +51,7 @@ class DistillArguments:
         ),
         target_layers="Instead of --params: begin with this many transformer layers of the target, "
         "which sets the width too. The draft of an encoder-decoder is always made so, of its "
-        "decoder's layers [1].",
+        "decoder's layers [1]; that of a language model that reads sound by default [2].",
         draft_vocab=option(
             metavar="8192",
             help="How many tokens the draft learns to propose, the most frequent: with a large "
@@ -121,6 +122,7 @@ def run(arguments: DistillArguments) -> None:
             config,
             report=report,
             hear=heard_windows,
+            ask=learned_prompts,
             measure_speed=measure_speed if arguments.measures_speed else None,
         )
     print_record(config.output, record)

@@ -266,7 +266,11 @@ class BatchedDecoder:
         seconds = self._clock() - began
         if self._costs:
             observe_call(self._costs, calls, seconds, results[0].reading)
+        failed = results[0].failed or {}
         for member, call, result in zip(members, calls, results, strict=True):
+            if (error_of_source := failed.get(member.request.source)) is not None:
+                self._end(member, error_of_source, progress)
+                continue
             call.meter.count(call.num_rows, seconds, result)
             self._advance(member, result, progress)
 

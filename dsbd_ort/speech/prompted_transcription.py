@@ -6,23 +6,26 @@ writes its prompt, and reads its answer.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from dsbd_ort.decoding.option_values import shown
 from dsbd_ort.media_prompts import MediaReader
-from dsbd_ort.prompts import RequestInputs
+from dsbd_ort.prompts import MediaPrompt
 from dsbd_ort.speech.languages import DETECTED, code_of
 from dsbd_ort.speech.log_mel import Samples
 from dsbd_ort.speech.recipes import RECIPES, Asked, Recipe
 from dsbd_ort.speech.sound_front_end import SoundFrontEnd
-from dsbd_ort.speech.speech_request import SpeechRequest
+from dsbd_ort.speech.speech_request import Audio, SpeechRequest, read_samples
 from dsbd_ort.speech.transcript import TASKS, Segment, Skipped
 from dsbd_ort.speech.transcription import Steps, Transcription
 from dsbd_ort.speech.window_texts import SpeechPipeline
 from dsbd_ort.speech.words import Align
 from dsbd_runtime.errors import InputError
+from dsbd_runtime.parts.given_rows import GivenEntry
+from dsbd_runtime.text.chat_template import ChatTemplate
 from dsbd_runtime.text.tokenizer import Tokenizer
 
 MOST_SECONDS = 60.0  # of a part: keys and values of a minute of Qwen3-ASR 1.7B take 180 MB
@@ -49,12 +52,7 @@ def _request_of(
         value = options.get(name)
         if value is not None and not (isinstance(value, bool | np.bool_) and not value):
             raise InputError(f"{name} is {shown(value)}, but {reason}; leave it out")
-    task = options.get("task", TASKS[0])
-    if not isinstance(task, str) or task not in recipe.tasks:
-        raise InputError(
-            f"task is {shown(task)}, but this model writes the language that is spoken; expected "
-            f"{' or '.join(map(repr, recipe.tasks))}"
-        )
+    task = _task(options.get("task", TASKS[0]), recipe)
     thresholds = ("compression_ratio_threshold", "logprob_threshold", "no_speech_threshold")
     defaults: dict[str, Any] = {"temperature": 0.0, **dict.fromkeys(thresholds)}
     if recipe.reads_words:  # the prompt names them
@@ -70,6 +68,15 @@ def _request_of(
     )
 
 
+def _task(task: Any, recipe: Recipe) -> str:
+    if not isinstance(task, str) or task not in recipe.tasks:
+        raise InputError(
+            f"task is {shown(task)}, but this model writes the language that is spoken; expected "
+            f"{' or '.join(map(repr, recipe.tasks))}"
+        )
+    return task
+
+
 def _language(language: Any, recipe: Recipe) -> str | None:
     if isinstance(language, str):
         named = {name.lower(): code for code, name in recipe.languages.items()}
@@ -79,6 +86,61 @@ def _language(language: Any, recipe: Recipe) -> str | None:
             f"language is {shown(language)}, but the prompts of this model name none; leave it out"
         )
     return None if language is None else code_of(language, recipe)
+
+
+class SoundPrompts:
+    """Prompts that transcribe a sound.
+
+    room: most rows of a sound; the other half of the context is for the answer.
+    """
+
+    def __init__(
+        self,
+        reader: MediaReader,
+        sound: SoundFrontEnd,
+        asked: Asked,
+        language: str | None,
+        most_seconds: float = MOST_SECONDS,
+    ) -> None:
+        """Take the length of a part; CapacityError: the text leaves no room."""
+        self._reader, self._asked = reader, asked
+        self._rate = sound.entry.sampling_rate
+        self._recipe = RECIPES[sound.entry.recipe]
+        self._begun = self._recipe.begun(language)
+        num_text = len(self.of(np.zeros(1, np.float32))) - sound.num_rows(1)
+        self.room = (reader.context_length - num_text) // 2
+        self._most_samples = sound.most_samples(self.room, round(most_seconds * self._rate))
+
+    def of_parts(self, samples: Samples) -> Iterator[tuple[int, int, MediaPrompt]]:
+        """Yield first and last sample of each part of an audio, and its prompt."""
+        for first, last in quiet_parts(samples, self._rate, self._most_samples):
+            yield first, last, self.of(samples[first:last])
+
+    def of(self, samples: Samples) -> MediaPrompt:
+        """Return the prompt with a sound."""
+        sound = {"type": "audio", "audio": samples}
+        return self._reader.read(self._recipe.messages(sound, self._asked), answer=self._begun)
+
+
+_LEARNED_SECONDS = 30.0  # of a part: about as much as the most tokens that a draft learns
+
+
+def learned_prompts(
+    given: GivenEntry, context_length: int, folder: Path, language: str | None, task: str | None
+) -> Callable[[Audio], Iterator[MediaPrompt]]:
+    """Return a function that yields the prompts of an audio, from which a draft learns.
+
+    folder: of the tokenizer and the chat template.
+
+    InputError: the model's prompts have no such language or task.
+    """
+    tokenizer = Tokenizer(folder, bos_token_id=None)
+    reader = MediaReader(given, context_length, tokenizer, lambda: ChatTemplate.from_folder(folder))
+    assert reader.sound is not None  # the caller has asked
+    sound, recipe = reader.sound, RECIPES[reader.sound.entry.recipe]
+    asked, rate = Asked(task=_task(task or TASKS[0], recipe)), sound.entry.sampling_rate
+    prompts = SoundPrompts(reader, sound, asked, _language(language, recipe), _LEARNED_SECONDS)
+    return lambda audio: (each for *_, each in prompts.of_parts(read_samples(audio, rate)))
 
 
 class PromptedTranscription(Transcription):
@@ -97,7 +159,7 @@ class PromptedTranscription(Transcription):
 
         InputError, ConfigError: one is invalid. CapacityError: the text before leaves no room.
         """
-        self._reader, self._sound, self._samples = reader, sound, samples
+        self._sound, self._samples = sound, samples
         self._rate = sound.entry.sampling_rate
         self._recipe = recipe = RECIPES[sound.entry.recipe]
         request = _request_of(
@@ -106,18 +168,15 @@ class PromptedTranscription(Transcription):
         text, words = options.get("initial_prompt"), options.get("hot_words") or ()
         if text is not None and not isinstance(text, str):
             raise InputError(f"initial_prompt is a {type(text).__name__}; expected a text")
-        self._asked = Asked(task=request.task, text=(text or "").strip(), words=tuple(words))
-        self._begun = recipe.begun(request.language)
-        num_text = len(self._inputs(0, 1).prompt_ids) - sound.num_rows(1)
-        room = (reader.context_length - num_text) // 2  # for the sound; the rest is for the answer
-        self._most_samples = sound.most_samples(room, round(MOST_SECONDS * self._rate))
-        shared = {"temperature": 0.0, "max_new_tokens": min(_MOST_TOKENS, room)}
+        asked = Asked(task=request.task, text=(text or "").strip(), words=tuple(words))
+        self._prompts = SoundPrompts(reader, sound, asked, request.language)
+        shared = {"temperature": 0.0, "max_new_tokens": min(_MOST_TOKENS, self._prompts.room)}
         super().__init__(pipeline, request, len(samples) / self._rate, shared)
 
     def steps(self, on_segment: Callable[[Segment], None] | None, align: Align) -> Steps:
         """See the base; the parts of the audio are independent of each other."""
-        for first, last in quiet_parts(self._samples, self._rate, self._most_samples):
-            answers = yield from self._texts.answers(self._inputs(first, last), 0.0)
+        for first, last, prompt in self._prompts.of_parts(self._samples):
+            answers = yield from self._texts.answers(prompt.inputs, 0.0)
             seek = first // self._sound.entry.hop_length
             if self._request.num_return_sequences > 1:
                 self._alternatives += [
@@ -148,11 +207,6 @@ class PromptedTranscription(Transcription):
             if on_segment is not None:
                 on_segment(segment)
         return self._transcript("".join(segment.text for segment in self._segments))
-
-    def _inputs(self, first: int, last: int) -> RequestInputs:
-        sound = {"type": "audio", "audio": self._samples[first:last]}
-        messages = self._recipe.messages(sound, self._asked)
-        return self._reader.read(messages, answer=self._begun).inputs
 
     def _said(self, token_ids: Sequence[int]) -> tuple[str | None, str]:
         return self._recipe.said(token_ids, self._pipeline.tokenizer, self._request.language)

@@ -20,7 +20,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from dsbd_distill.lesson import BYTES_PER_FEATURE, Lesson
-from dsbd_distill.loss import Best, selected
+from dsbd_distill.loss import Best
 from dsbd_distill.teacher import (
     CHAT_SAMPLING,
     TEXT_SAMPLING,
@@ -30,6 +30,7 @@ from dsbd_distill.teacher import (
     num_labels,
 )
 from dsbd_export.chats import MOST_NEW, NO_PROMPTS, Prompts
+from dsbd_export.checkpoints.model_config import text_config
 from dsbd_export.progress import Counter, Report
 from dsbd_export.texts import Tokens, windows
 
@@ -235,21 +236,6 @@ class Acceptance:
     covered: float
 
 
-def acceptance_of_model(
-    draft: PreTrainedModel,
-    samples: Sequence[Lesson],
-    sampling: Sampling,
-    device: TorchDevice,
-) -> Acceptance:
-    """Return the acceptance of a draft that is a causal language model of its own."""
-
-    def best_of(tokens: Tensor, counted: Tensor, _: Tensor | None) -> Iterable[Best]:
-        found = draft(input_ids=tokens, use_cache=False, logits_to_keep=counted.shape[1])
-        yield Best.of(selected(found.logits, counted))
-
-    return acceptance_by_depth(draft, best_of, samples, sampling, device)
-
-
 @torch.inference_mode()
 def acceptance_by_depth(
     draft: PreTrainedModel,
@@ -264,7 +250,7 @@ def acceptance_by_depth(
     rates = []
     for part in samples:
         most = int(part.counted.sum(1).max())
-        at_once = device.rows_at_once(most, draft.config.vocab_size)
+        at_once = device.rows_at_once(most, text_config(draft.config).vocab_size)
         for begin in range(0, len(part.tokens), at_once):
             rows = np.arange(len(part.tokens))[begin : begin + at_once]
             rates.append(_rates(best_of, sampling, *part.batch(rows, device.name)))

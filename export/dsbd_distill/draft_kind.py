@@ -5,13 +5,14 @@ trained: the target's encoder, which the export shares, and embeddings and head 
 them too, or in speech models.
 """
 
+import shutil
 from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
@@ -19,7 +20,6 @@ from dsbd_distill.acceptance import (
     Acceptance,
     BestByDepth,
     acceptance_by_depth,
-    acceptance_of_model,
 )
 from dsbd_distill.config import FEATURE, DistillConfig
 from dsbd_distill.draft_model import (
@@ -31,24 +31,25 @@ from dsbd_distill.draft_model import (
     truncated_target,
     write_feature_draft,
 )
+from dsbd_distill.given_sounds import GivenSounds
 from dsbd_distill.lesson import Lesson
 from dsbd_distill.loss import (
     Best,
     Coverage,
     DraftHead,
     distance,
-    distillation_loss,
     rollout_loss,
     rollout_reads,
     selected,
 )
-from dsbd_distill.sources import SourceRows, cut_decoder
+from dsbd_distill.sources import SourceRowReader, SourceRows
 from dsbd_distill.teaching import Teaching, learns_few_answers
 from dsbd_export.checkpoints.checkpoint import Checkpoint, quiet_libraries
 from dsbd_export.checkpoints.checkpoint_files import write_proposed_tokens
-from dsbd_export.checkpoints.model_config import num_decoder_layers
 from dsbd_export.encoder_decoder.checkpoint import feature_extractor
 from dsbd_export.errors import ExportError
+from dsbd_export.given_prompt.checkpoint import GivenCheckpoint
+from dsbd_export.given_prompt.processor_files import SETTINGS
 
 
 class DraftKind(ABC):
@@ -77,7 +78,12 @@ class DraftKind(ABC):
 
     @abstractmethod
     def loss(self, draft: Any, batch: tuple[Tensor, ...]) -> Tensor:
-        """Return the mean loss of a batch of the pool; see ``distillation_loss``."""
+        """Return the mean distance over the places of a batch that count.
+
+        batch: tokens (B, length); ids and log-probabilities of the target's top tokens after the
+            last of them, (B, num_labels, K); which of these count, (B, num_labels); the weight of
+            the total variation, ().
+        """
 
     @abstractmethod
     def acceptance(self, draft: Any, samples: list[Lesson]) -> Acceptance:
@@ -129,6 +135,23 @@ class ProposingDrafts(DraftKind):
             write_proposed_tokens(folder, self._proposed)
 
 
+class WholeDrafts(ProposingDrafts):
+    """Drafts whose own forward has their head: logits are what is read."""
+
+    bounds_logits = False
+
+    def _read(self, draft: Any, tokens: Tensor, counted: Tensor) -> Tensor:
+        """Return the logits, (n, V)."""
+        out = draft(input_ids=tokens, use_cache=False, logits_to_keep=counted.shape[1])
+        return selected(out.logits, counted)
+
+    def _log_probs(self, draft: Any, read: Tensor, ids: Tensor) -> Tensor:
+        return self._head.log_probs_of_logits(read.float(), ids)
+
+    def _best(self, draft: Any, read: Tensor) -> Best:
+        return self._head.best_of_logits(read)
+
+
 def check_draft_vocab(config: DistillConfig, target: Checkpoint) -> None:
     """Raise ExportError for a draft vocabulary that leaves out none of the target's tokens."""
     if config.draft_vocab is not None and config.draft_vocab >= target.vocab_size:
@@ -138,7 +161,15 @@ def check_draft_vocab(config: DistillConfig, target: Checkpoint) -> None:
         )
 
 
-_DEFAULT_LAYERS = 1
+def check_not_of_texts(config: DistillConfig, target: str) -> None:
+    """Raise ExportError for options of drafts that learn from texts."""
+    if config.kind == FEATURE:
+        raise ExportError(f"kind={FEATURE!r} is not supported for {target}; leave it out")
+    if config.learn_answers:
+        raise ExportError(f"learn_answers has no meaning for {target}; leave it out")
+
+
+_SOURCE_LAYERS, _GIVEN_LAYERS = 1, 2  # by default
 
 
 class SourceDrafts(ProposingDrafts):
@@ -152,39 +183,37 @@ class SourceDrafts(ProposingDrafts):
                 f"{family}, reads pictures, of which no draft can be trained; give dsbd-export a "
                 "smaller model of its kind as the draft, or leave it out: drafts by n-grams remain"
             )
-        if config.kind == FEATURE:
-            raise ExportError(f"kind={FEATURE!r} is not supported for {family}; leave it out")
+        check_not_of_texts(config, family)
         if config.params is not None:
             raise ExportError(
                 f"params={config.params!r} is not supported for {family}, whose draft is some "
                 "layers of its decoder; give target_layers, 1 or 2, instead"
             )
-        if config.learn_answers:
-            raise ExportError(f"learn_answers has no meaning for {family}; leave it out")
-        num_layers, wanted = num_decoder_layers(target.config), _num_layers(config)
-        if wanted >= num_layers:
-            raise ExportError(
-                f"target_layers={wanted} makes no draft: the target's decoder has {num_layers} "
-                "layers; use fewer, such as 1"
-            )
+        check_shape(None, config.target_layers or _SOURCE_LAYERS, target)
         check_draft_vocab(config, target)
 
     def first_draft(self) -> PreTrainedModel:
-        teaching = self._teaching
-        return cut_decoder(teaching.target, teaching.checkpoint, _num_layers(self._config))
+        target, checkpoint = self._teaching.target, self._teaching.checkpoint
+        num_layers = self._config.target_layers or _SOURCE_LAYERS
+        draft = truncated_target(target, checkpoint, num_layers)
+        draft.generation_config = target.generation_config
+        frozen: list[nn.Module] = [draft.get_encoder()]
+        if checkpoint.encoder is not None and checkpoint.encoder.speech is not None:
+            frozen.append(draft.get_output_embeddings())
+        for parameter in {each for module in frozen for each in module.parameters()}:
+            parameter.requires_grad_(False)
+        return draft.eval()  # without dropout, which would not be reproducible
 
     def _rows(self, tokens: Tensor, counted: Tensor) -> tuple[SourceRows, Tensor, Tensor | None]:
         """Return separated rows of a pool, and the encoder's output for their sources."""
         reader = self._teaching.reader
-        assert reader is not None  # as the target reads sources
+        assert isinstance(reader, SourceRowReader)  # as the target reads sources
         rows = SourceRows.of(tokens, counted, reader)
         return rows, *reader.hidden_states(rows.sources, rows.is_source)
 
 
-class TextSourceDrafts(SourceDrafts):
+class TextSourceDrafts(WholeDrafts, SourceDrafts):
     """Drafts for targets that read text; each family has a head of its own."""
-
-    bounds_logits = False
 
     def _read(self, draft: Any, tokens: Tensor, counted: Tensor) -> Tensor:
         """Return the logits, (n, V)."""
@@ -196,12 +225,6 @@ class TextSourceDrafts(SourceDrafts):
             use_cache=False,
         )
         return selected(out.logits, rows.counted)
-
-    def _log_probs(self, draft: Any, read: Tensor, ids: Tensor) -> Tensor:
-        return self._head.log_probs_of_logits(read.float(), ids)
-
-    def _best(self, draft: Any, read: Tensor) -> Best:
-        return self._head.best_of_logits(read)
 
 
 class SoundDrafts(SourceDrafts):
@@ -220,10 +243,6 @@ class SoundDrafts(SourceDrafts):
         made_by = feature_extractor("target", checkpoint.folder, checkpoint.config)
         with quiet_libraries():
             made_by.save_pretrained(folder)
-
-
-def _num_layers(config: DistillConfig) -> int:
-    return _DEFAULT_LAYERS if config.target_layers is None else config.target_layers
 
 
 class LlamaDrafts(ProposingDrafts):
@@ -245,33 +264,54 @@ class LlamaDrafts(ProposingDrafts):
         return selected(hidden[:, -counted.shape[1] :], counted)
 
 
-class LayerDrafts(DraftKind):
+class LayerDrafts(WholeDrafts):
     """Some transformer layers of the target, in its family."""
-
-    bounds_logits = False
 
     @staticmethod
     def check(config: DistillConfig, target: Checkpoint) -> None:
-        if config.draft_vocab is not None:
-            raise ExportError(
-                f"draft_vocab={config.draft_vocab} is not supported with "
-                f"target_layers={config.target_layers}, whose draft has the target's head; give "
-                "params instead, or leave it out"
-            )
         check_shape(None, config.target_layers, target)
+        check_draft_vocab(config, target)
 
     def first_draft(self) -> PreTrainedModel:
         num_layers = self._config.target_layers
         assert num_layers is not None
         return truncated_target(self._teaching.target, self._teaching.checkpoint, num_layers)
 
-    def loss(self, draft: Any, batch: tuple[Tensor, ...]) -> Tensor:
-        return distillation_loss(draft, batch, self._teaching.device, self._coverage)
 
-    def acceptance(self, draft: Any, samples: list[Lesson]) -> Acceptance:
+class GivenDrafts(LayerDrafts):
+    """Layers of a target that reads sound in its prompts, over the same rows.
+
+    The layers and the last norm are trained.
+    """
+
+    @staticmethod
+    def check(config: DistillConfig, target: Checkpoint) -> None:
+        check_not_of_texts(config, f"the target (family {target.family}), which reads sound")
+        check_shape(None, config.target_layers or _GIVEN_LAYERS, target)
+        check_draft_vocab(config, target)
+
+    def first_draft(self) -> PreTrainedModel:
         teaching = self._teaching
-        sampling = teaching.held_out.sampling
-        return acceptance_of_model(draft, samples, sampling, teaching.device)
+        checkpoint, sounds = teaching.checkpoint, teaching.reader
+        assert isinstance(checkpoint, GivenCheckpoint) and isinstance(sounds, GivenSounds)
+        num_layers = self._config.target_layers or _GIVEN_LAYERS
+        draft = truncated_target(teaching.target, checkpoint, num_layers)
+        if checkpoint.kind.has_own_adapter:  # its weights are merged in those of the target
+            draft.config.has_lora_adapter = False
+        else:
+            checkpoint.kind.prepare(draft, checkpoint)
+        draft.requires_grad_(False)
+        decoder = draft.get_decoder()
+        for parameter in {*decoder.parameters()} - {*draft.get_input_embeddings().parameters()}:
+            parameter.requires_grad_(True)
+        sounds.read_by(draft)
+        return draft.eval()
+
+    def write(self, draft: Any, folder: Path) -> None:
+        super().write(draft, folder)
+        for name in SETTINGS:
+            if (file := self._teaching.checkpoint.folder / name).is_file():
+                shutil.copyfile(file, folder / name)
 
 
 class FeatureDrafts(DraftKind):
@@ -313,6 +353,8 @@ class FeatureDrafts(DraftKind):
 
 def draft_kind(config: DistillConfig, target: Checkpoint) -> type[DraftKind]:
     """Return the kind of draft that the options choose for a target."""
+    if isinstance(target, GivenCheckpoint):
+        return GivenDrafts
     if target.encoder is not None:
         return TextSourceDrafts if target.encoder.speech is None else SoundDrafts
     if config.kind == FEATURE:

@@ -17,10 +17,10 @@ import torch
 from numpy.typing import NDArray
 from safetensors.torch import save_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from dsbd_export.checkpoints.checkpoint import Checkpoint, quiet_libraries
-from dsbd_export.checkpoints.model_config import normalized_config
+from dsbd_export.checkpoints.model_config import normalized_config, num_decoder_layers
 from dsbd_export.errors import ExportError, reason_of
 from dsbd_export.feature_draft.checkpoint import FeatureDraftConfig
 from dsbd_export.feature_draft.model import FeatureDraft
@@ -30,7 +30,7 @@ _HEAD_DIM, _WIDE_HEAD_DIM, _WIDE = 32, 64, 512  # from a hidden size of _WIDE on
 _HIDDEN_SIZES = [*range(32, _WIDE, 32), *range(_WIDE, 8193, 64)]
 _MOST_LAYERS = 16
 _DEFAULT_SHARE = 10  # a tenth of the target's parameters
-_LAYER = re.compile(r"(?<=\.)(layers|h|blocks)\.(\d+)\.")
+_LAYER = re.compile(r"(?<=\.)(layers|h|blocks?)\.(\d+)\.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,13 +54,13 @@ def check_shape(num_params: int | None, target_layers: int | None, target: Check
     """Raise ExportError for a shape that a target does not allow, before its weights are read."""
     if num_params is not None:
         shape_for(num_params, 0, target.vocab_size)
-    if target_layers is not None and target.composite is not None:
-        others = " and ".join(target.unread_inputs or [])
+    if target_layers is not None and target.unread_inputs:
+        others = " and ".join(target.unread_inputs)
         raise ExportError(
             f"target_layers={target_layers} is for targets that read text alone, but the target "
             f"(family {target.family}) also has parts for {others}; give params instead"
         )
-    num_layers: int = normalized_config(target.config).num_layers
+    num_layers = num_decoder_layers(target.config)
     if target_layers is not None and target_layers >= num_layers:
         raise ExportError(
             f"target_layers={target_layers} makes no draft: the target has {num_layers} layers; "
@@ -177,32 +177,46 @@ def kept_layers(num_layers: int, num_kept: int) -> list[int]:
 def truncated_target(
     target: PreTrainedModel, checkpoint: Checkpoint, num_kept: int
 ) -> PreTrainedModel:
-    """Return a model with some layers of the target, and the rest; or raise ExportError."""
-    kept = kept_layers(normalized_config(checkpoint.config).num_layers, num_kept)
-    config = type(checkpoint.config).from_dict(_truncated_config(checkpoint, kept))
-    weights = {
-        name.replace(found[0], f"{found[1]}.{kept.index(int(found[2]))}.") if found else name: value
-        for name, value in target.state_dict().items()
-        if not (found := _LAYER.search(name)) or int(found[2]) in kept
-    }
+    """Return a model with some layers of the target's decoder, and the rest; or ExportError."""
+    kept = kept_layers(num_decoder_layers(checkpoint.config), num_kept)
+    whole, content = checkpoint.composite or checkpoint.config, _truncated_config(checkpoint, kept)
+    if whole is not checkpoint.config:
+        content = {**whole.to_dict(), "text_config": content}
+    decoder, weights = target.get_decoder(), target.state_dict()
+    prefix = next(name for name, module in target.named_modules() if module is decoder)
     try:
         with quiet_libraries():
-            draft = AutoModelForCausalLM.from_config(
-                config, trust_remote_code=checkpoint.trust_remote_code
-            ).float()
-        draft.load_state_dict(weights)
+            draft: PreTrainedModel = type(target)(type(whole).from_dict(content)).float()
+        names = {name: _name_in_target(name, prefix, kept, weights) for name in draft.state_dict()}
+        draft.load_state_dict({name: weights[own] for name, own in names.items()})
     except Exception as error:
         raise ExportError(
             f"layers of the target (family {checkpoint.family}) make no draft: "
-            f"{reason_of(error)}; give params instead of target_layers"
+            f"{reason_of(error)}; export the target with a smaller one of its tokenizer as draft"
         ) from error
     return draft
+
+
+def _name_in_target(name: str, prefix: str, kept: list[int], weights: dict[str, Tensor]) -> str:
+    """Return the name of a draft's weight in the target, whose decoder has names with a prefix.
+
+    T5 has biases by distance in its first layer alone; the draft's first layer gets these.
+    """
+    found = _LAYER.search(name) if name.startswith(prefix) else None
+    if found is None:
+        return name
+    begin, end = f"{name[: found.start()]}{found[1]}.", f".{name[found.end() :]}"
+    own = f"{begin}{kept[int(found[2])]}{end}"
+    return own if own in weights else f"{begin}0{end}"
 
 
 def _truncated_config(checkpoint: Checkpoint, kept: list[int]) -> dict[str, Any]:
     content: dict[str, Any] = checkpoint.config.to_dict()
     content.pop("quantization_config", None)  # weights in memory are plain
-    num_layers = normalized_config(checkpoint.config).num_layers
+    if checkpoint.config.is_encoder_decoder:  # other counts are of the encoder
+        counts = ("num_decoder_layers", "decoder_layers")
+        return content | {name: len(kept) for name in counts if content.get(name) is not None}
+    num_layers = num_decoder_layers(checkpoint.config)
     for name, value in content.items():
         if "layer" in name and isinstance(value, list) and len(value) == num_layers:
             content[name] = [value[layer] for layer in kept]
@@ -330,7 +344,7 @@ def write_feature_draft(draft: FeatureDraft, target: Checkpoint, folder: Path) -
 
 def feature_layers(target: Checkpoint) -> tuple[int, ...]:
     """Return the layers of a target whose input hidden states a draft reads."""
-    return default_layers(normalized_config(target.config).num_layers)
+    return default_layers(num_decoder_layers(target.config))
 
 
 def feature_size(target: Checkpoint) -> int:

@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 from dsbd_distill.acceptance import COVERED, Acceptance, Pool
 from dsbd_distill.config import DistillConfig
 from dsbd_distill.draft_kind import DraftKind, draft_kind
+from dsbd_distill.given_sounds import Ask, read_by_draft, reads_sound
 from dsbd_distill.loss import tv_weight
 from dsbd_distill.sounds import Hear, check_spoken
 from dsbd_distill.sources import decoder_layers, decoder_parameters
@@ -24,6 +25,7 @@ from dsbd_distill.training import Batch, Budget, Observer, Point, Schedule, Trai
 from dsbd_distill.work_folder import WorkFolder
 from dsbd_export.chats import MOST_NEW
 from dsbd_export.checkpoints.checkpoint import Checkpoint, limited_threads
+from dsbd_export.checkpoints.model_config import text_config
 from dsbd_export.config import ModelOptions
 from dsbd_export.errors import ExportError
 from dsbd_export.opening import open_target
@@ -69,6 +71,7 @@ def distill(
     report: Report,
     measure_speed: MeasureSpeed | None,
     hear: Hear | None = None,
+    ask: Ask | None = None,
     save_every: float = 60.0,
 ) -> DraftRecord:
     """Train a draft, leave it in ``config.output`` and return its measurements.
@@ -83,15 +86,13 @@ def distill(
     _check_absent(config.output)
     report("reading the target's config and tokenizer")
     options = ModelOptions(revision=config.revision, trust_remote_code=config.trust_remote_code)
-    checkpoint = open_target(config.target, options)
-    encoder = checkpoint.encoder
-    reads_sound = encoder is not None and encoder.speech is not None
+    checkpoint = read_by_draft(config, open_target(config.target, options))
     _check_tokenizer(checkpoint)
     draft_kind(config, checkpoint).check(config, checkpoint)
     check_spoken(config, checkpoint)
     work = WorkFolder.next_to(config.output)
     files = [] if work.tokens.exists() else find_files(config.data, config.exclude)
-    if not reads_sound:
+    if not reads_sound(checkpoint):
         check_readable(files)
     training = f"{config.minutes:g} minutes" if config.steps is None else f"{config.steps:,} steps"
     report(
@@ -99,7 +100,7 @@ def distill(
         f"held-out prompts{', after it the engines are measured' if measure_speed else ''}"
     )
     with limited_threads(config.num_threads), work.opened(config):
-        teaching = prepare_teaching(config, checkpoint, files, work, report, hear)
+        teaching = prepare_teaching(config, checkpoint, files, work, report, hear, ask)
         record = _train(config, teaching, work, report, save_every)
         if measure_speed is not None:
             trained = TrainedDraft(
@@ -151,7 +152,7 @@ def _train(
     num_parameters, num_of_target = map(decoder_parameters, (draft, teaching.target))
     report(
         f"draft of {num_parameters:,} parameters ({num_parameters / num_of_target:.1%} of the "
-        f"target's): {decoder_layers(draft)} layers of {draft.config.hidden_size}"
+        f"target's): {decoder_layers(draft)} layers of {text_config(draft.config).hidden_size}"
     )
     state = train_draft(config, teaching, kind, draft, work, report, save_every=save_every)
     found = kind.acceptance(draft, teaching.held_out.samples())
@@ -227,7 +228,7 @@ def train_draft(
         weight = torch.tensor(tv_weight(progress), device=device.name)
         return [(*batch, weight) for batch in pool.batches(step)]
 
-    rate = _LEARNING_RATE * min(1.0, _LEARNED_AT / draft.config.hidden_size)
+    rate = _LEARNING_RATE * min(1.0, _LEARNED_AT / text_config(draft.config).hidden_size)
     budget = Budget(steps=config.steps, seconds=60 * config.minutes)
     schedule = Schedule(learning_rate=rate)
     trainer = Trainer(draft, schedule, budget, work.checkpoint, save_every=save_every)

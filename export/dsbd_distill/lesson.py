@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dsbd_distill.work_folder import read_array, read_arrays
+from dsbd_distill.work_folder import keep_array, read_array, read_arrays
 from dsbd_runtime.bundle_files.durable_files import put_in_place
 
 NUM_TOP = 32
@@ -93,9 +93,7 @@ class Lesson:
         """Write an .npz file, and before it features to an .npy file; each appears complete."""
         partial = file.with_suffix(".partial")
         if self.features is not None:
-            with partial.open("wb") as opened:
-                np.save(opened, np.concatenate(self.features), allow_pickle=False)
-            put_in_place(partial, _features_file(file))
+            keep_array(_features_file(file), np.concatenate(self.features))
         with partial.open("wb") as opened:
             np.savez(
                 opened,

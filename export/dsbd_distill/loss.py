@@ -21,7 +21,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from dsbd_distill.lesson import NUM_TOP
 from dsbd_distill.teacher import Sampling, TorchDevice
@@ -59,29 +59,6 @@ class Coverage:
         return torch.lerp(distance, missing, _COVERAGE_WEIGHT)
 
 
-def distillation_loss(
-    draft: nn.Module,
-    batch: tuple[Tensor, ...],
-    device: TorchDevice,
-    coverage: Coverage | None = None,
-) -> Tensor:
-    """Return KL(p || q) mixed with the total variation of p and q, mean over positions.
-
-    p: target, q: draft, over the target's top tokens and one bucket for all others. One minus the
-    total variation is the speculative acceptance rate (Leviathan et al. 2023, 3.2), hence the
-    second term.
-
-    batch: tokens (B, length); ids and log-probabilities of the target's top tokens after the last
-        of them, (B, num_labels, K); which of these count, (B, num_labels); the weight of the total
-        variation, ().
-    """
-    tokens, ids, log_p, counted, tv_weight = batch
-    with device.autocast():
-        out = draft(input_ids=tokens, use_cache=False, logits_to_keep=ids.shape[1])
-    log_q = log_probs_of(selected(out.logits, counted).float(), selected(ids, counted))
-    return distance(log_q, selected(log_p, counted), tv_weight, coverage).mean()
-
-
 def selected(values: Tensor, counted: Tensor) -> Tensor:
     """Return the positions that count, (n, ...), of (B, num_labels, ...); a view if all count."""
     return values.flatten(0, 1) if bool(counted.all()) else values[counted]
@@ -90,7 +67,14 @@ def selected(values: Tensor, counted: Tensor) -> Tensor:
 def distance(
     log_q: Tensor, log_p: Tensor, tv_weight: Tensor, coverage: Coverage | None = None
 ) -> Tensor:
-    """Return KL mixed with the total variation and a coverage, (n,), of log_q, log_p: (n, K)."""
+    """Return KL(p || q) mixed with the total variation, and with a coverage, (n,).
+
+    p: target, q: draft, over the target's top tokens and one bucket for all others. One minus the
+    total variation is the speculative acceptance rate (Leviathan et al. 2023, 3.2), hence the
+    second term.
+
+    log_q, log_p: (n, K). tv_weight: of the total variation, ().
+    """
     p, q = log_p.exp(), log_q.exp()
     rest_p = (1 - p.sum(-1)).clamp_min(_LEAST)
     rest_q = (1 - q.sum(-1)).clamp_min(_LEAST)
@@ -313,8 +297,8 @@ def rollout_loss(
 
     A place is weighted by the total probability of the proposed tokens; see ``DraftHead``.
 
-    batch: as for ``distillation_loss``, and before the last item the target's features of all
-        tokens except the last, (B, length - 1, width).
+    batch: as for ``DraftKind.loss``, and before the last item the target's features of all tokens
+        except the last, (B, length - 1, width).
     """
     tokens, ids, log_p, counted, features, tv_weight = batch
     num_rows = tokens.shape[1] - 1

@@ -8,7 +8,7 @@ Features and the encoder's output are kept in 16 bits; recomputing costs more th
 
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -21,10 +21,11 @@ from transformers.modeling_outputs import BaseModelOutput
 from dsbd_distill.config import DistillConfig
 from dsbd_distill.sources import SourceRowReader
 from dsbd_distill.teacher import Rows
-from dsbd_distill.work_folder import read_array
+from dsbd_distill.work_folder import keep_array, read_array
 from dsbd_errors import DsbdError
 from dsbd_export.checkpoints.checkpoint import Checkpoint
 from dsbd_export.errors import ExportError
+from dsbd_export.given_prompt.checkpoint import GivenCheckpoint
 from dsbd_export.texts import TextFile, opened_sinks
 from dsbd_forward.forward import Source
 from dsbd_runtime.bundle_files.durable_files import put_in_place
@@ -33,8 +34,10 @@ from dsbd_runtime.parts.speech_entry import Features, SoundFeatures, SpeechEntry
 Hear = Callable[[Path, SpeechEntry], Iterator[Features]]
 """Yields the windows of an audio file, (num_mels, num_frames) float32 each; raises InputError."""
 
+T = TypeVar("T")
+
 _SOURCE = 2  # numbers of a prompt
-_MOST_KEPT_BYTES = 2**33  # of hidden states: 46 hours for Whisper base
+MOST_KEPT_BYTES = 2**33  # of hidden states: 46 hours for Whisper base
 _ENCODED_TOGETHER = 8
 _SHARE_WITH_TIMES = 0.5
 _NEVER = -1e4  # a logit whose probability is 0, in 16 bits too
@@ -44,26 +47,38 @@ def write_windows(
     files: Iterable[TextFile], hear: Hear, speech: SpeechEntry, features: Path, folder: Path
 ) -> None:
     """Write features of all windows, then their prompts; raise ExportError for non-audio files."""
-    partial, num_windows, num_files = features.with_suffix(".partial"), 0, 0
-    wrong: list[DsbdError] = []
+    partial, firsts = features.with_suffix(".partial"), dict[Path, int]()
     with opened_sinks(folder) as sink_of:
         with partial.open("wb") as written:
-            for file in files:
-                num_files += 1
-                first = num_windows
-                try:
-                    for window in hear(file.path, speech):
-                        written.write(window.astype(np.float16).tobytes())
-                        sink_of(file.name).write_prompt([num_windows, first])
-                        num_windows += 1
-                except DsbdError as error:
-                    wrong.append(error)
-        if wrong:
-            raise ExportError(
-                f"{len(wrong)} of {num_files} files of data cannot be heard, the first: "
-                f"{wrong[0]}; choose others by a pattern, or exclude them"
-            )
+            heard = all_heard(files, lambda path: hear(path, speech))
+            for number, (file, window) in enumerate(heard):
+                written.write(window.astype(np.float16).tobytes())
+                first = firsts.setdefault(file.path, number)
+                sink_of(file.name).write_prompt([number, first])
         put_in_place(partial, features)
+
+
+def all_heard(
+    files: Iterable[TextFile], hear: Callable[[Path], Iterator[T]]
+) -> Iterator[tuple[TextFile, T]]:
+    """Yield each file with what is heard in it, often several times.
+
+    ExportError, after the last one: files that cannot be heard.
+    """
+    wrong: list[DsbdError] = []
+    num_files = 0
+    for file in files:
+        num_files += 1
+        try:
+            for each in hear(file.path):
+                yield file, each
+        except DsbdError as error:
+            wrong.append(error)
+    if wrong:
+        raise ExportError(
+            f"{len(wrong)} of {num_files} files of data cannot be heard, the first: {wrong[0]}; "
+            "choose others by a pattern, or exclude them"
+        )
 
 
 def open_windows(features: Path, speech: SpeechEntry) -> NDArray[np.float16]:
@@ -73,7 +88,12 @@ def open_windows(features: Path, speech: SpeechEntry) -> NDArray[np.float16]:
 
 
 def check_spoken(config: DistillConfig, checkpoint: Checkpoint) -> None:
-    """Raise ExportError for a language or a task that the target does not support."""
+    """Raise ExportError for a language or a task that the target does not support.
+
+    Those of prompts with sounds are checked where prompts are made.
+    """
+    if isinstance(checkpoint, GivenCheckpoint):
+        return
     speech = None if checkpoint.encoder is None else checkpoint.encoder.speech
     known_by = {
         "language": None if speech is None else speech.languages,
@@ -119,7 +139,7 @@ class SoundSources(SourceRowReader):
         self._kept = kept
         kept.mkdir(exist_ok=True)
         self._width = int(target.config.hidden_size)
-        self._num_kept = _MOST_KEPT_BYTES // (2 * speech.num_positions * self._width)
+        self._num_kept = MOST_KEPT_BYTES // (2 * speech.num_positions * self._width)
         self._language = config.language or speech.language
         self._task = config.task or "transcribe"
         self._language_of: dict[int, int] = {}
@@ -210,8 +230,5 @@ class SoundSources(SourceRowReader):
     def _keep(self, window: int, states: NDArray[np.float16]) -> NDArray[np.float16]:
         """Keep the hidden states of a window if there is room for them, and return them."""
         if window < self._num_kept:
-            partial = self._file(window).with_suffix(".partial")
-            with partial.open("wb") as opened:
-                np.save(opened, states)
-            put_in_place(partial, self._file(window))
+            keep_array(self._file(window), states)
         return states

@@ -7,7 +7,6 @@ from is the source, then the target; distributions are those after tokens of the
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,12 +19,11 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
-from dsbd_distill.draft_model import kept_layers
 from dsbd_distill.lesson import Lesson, joined
 from dsbd_distill.teacher import Opened, Rows, Sampling, Teacher, padded
-from dsbd_export.checkpoints.checkpoint import Checkpoint, quiet_libraries
-from dsbd_export.checkpoints.model_config import num_decoder_layers
-from dsbd_export.errors import ExportError, reason_of
+from dsbd_export.checkpoints.checkpoint import Checkpoint
+from dsbd_export.checkpoints.model_config import num_decoder_layers, text_config
+from dsbd_export.errors import ExportError
 from dsbd_export.texts import TextFile, json_lines
 from dsbd_forward.forward import Source
 from dsbd_runtime.bundle_files.bundle import SOURCE_TOKENIZER_FILE, TOKENIZER_FILE
@@ -69,20 +67,36 @@ class SourceRows:
         )
 
 
-class SourceRowReader:
-    """Reads the sources of rows of a pool; here texts, whose targets all begin alike."""
+class RowReader:
+    """Reads stored prompts whose requests have a source."""
+
+    answers_a_round = 256  # of the pool
+
+    def __init__(self, most_begin: int) -> None:
+        """Take the most tokens before an answer."""
+        self.most_begin = most_begin
+
+    def begun(self, prompts: Rows, seed: int) -> list[NDArray[np.integer]]:
+        """Return prompts with the tokens that their answers begin with."""
+        return [*prompts]
+
+    def request_of(self, row: NDArray[np.integer]) -> tuple[Source, list[int]]:
+        """Return the source of a row of ``begun`` as engines read it, and the prompt."""
+        raise NotImplementedError
+
+
+class SourceRowReader(RowReader):
+    """Reads the sources of rows of a pool; here texts, whose targets all begin alike.
+
+    A prompt is a source, followed by the tokens that its target begins with.
+    """
 
     spread = 64  # rows continued together differ in length by less
-    answers_a_round = 256  # of the pool; targets are short
 
     def __init__(self, target: Any, num_begin: int) -> None:
         """Take the model, and how many tokens of the target follow each stored source."""
+        super().__init__(num_begin)
         self._target = target
-        self.most_begin = num_begin
-
-    def begun(self, prompts: Rows, seed: int) -> list[NDArray[np.integer]]:
-        """Return prompts, each a source, followed by the tokens that its target begins with."""
-        return [*prompts]
 
     def parted(self, row: NDArray[np.integer]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the source of such a row, and the tokens that its target begins with."""
@@ -108,7 +122,6 @@ class SourceRowReader:
         return length
 
     def request_of(self, row: NDArray[np.integer]) -> tuple[Source, list[int]]:
-        """Return the source of a row of ``begun`` as engines read it, and the prompt."""
         source, begin = self.parted(row)
         return tuple(source.tolist()), begin.tolist()
 
@@ -168,40 +181,10 @@ class SourceTeacher(Teacher):
         return super()._rows_at_once(self.reader.num_rows(length))
 
 
-_LAYER = re.compile(r"(?<=decoder\.)(layers|block)\.(\d+)\.")
-_COUNTS = ("num_decoder_layers", "decoder_layers")
-
-
-def cut_decoder(target: PreTrainedModel, checkpoint: Checkpoint, num_kept: int) -> PreTrainedModel:
-    """Return the target with some trainable layers of its decoder; or raise ExportError."""
-    kept = kept_layers(num_decoder_layers(checkpoint.config), num_kept)
-    content = checkpoint.config.to_dict()
-    content |= {name: num_kept for name in _COUNTS if content.get(name) is not None}
-    config = type(checkpoint.config).from_dict(content)
-    weights = target.state_dict()
-    try:
-        with quiet_libraries():
-            draft: PreTrainedModel = type(target)(config).float()
-        draft.load_state_dict(
-            {name: weights[_name_in_target(name, kept, weights)] for name in draft.state_dict()}
-        )
-    except Exception as error:
-        raise ExportError(
-            f"layers of the target's decoder (family {checkpoint.family}) make no draft: "
-            f"{reason_of(error)}; export the target with a smaller one of its tokenizer as draft"
-        ) from error
-    draft.generation_config = target.generation_config
-    frozen: list[nn.Module] = [draft.get_encoder()]
-    if checkpoint.encoder is not None and checkpoint.encoder.speech is not None:
-        frozen.append(draft.get_output_embeddings())
-    for parameter in {p for module in frozen for p in module.parameters()}:
-        parameter.requires_grad_(False)
-    return draft.eval()  # without dropout, which would not be reproducible
-
-
 def decoder_parameters(model: PreTrainedModel) -> int:
     """Return the number of parameters in the engine of a model's decoder."""
-    if not model.config.is_encoder_decoder:
+    is_decoder = text_config(model.config) is model.config and not model.config.is_encoder_decoder
+    if is_decoder:
         return int(model.num_parameters())
     parts: list[nn.Module] = [model.get_decoder(), model.get_output_embeddings()]
     return sum(p.numel() for p in {p for part in parts for p in part.parameters()})
@@ -209,22 +192,7 @@ def decoder_parameters(model: PreTrainedModel) -> int:
 
 def decoder_layers(model: PreTrainedModel) -> int:
     """Return the number of layers of a model, or of an encoder-decoder's decoder."""
-    is_reader = model.config.is_encoder_decoder
-    return num_decoder_layers(model.config) if is_reader else model.config.num_hidden_layers
-
-
-def _name_in_target(name: str, kept: list[int], weights: dict[str, Tensor]) -> str:
-    """Return the name of a draft's weight in the target.
-
-    T5 has biases by distance in its first layer alone; the draft's first layer gets these.
-    """
-    found = _LAYER.search(name)
-    if found is None:
-        return name
-    begin, end = name[: found.start()], name[found.end() :]
-    layer = kept[int(found[2])]
-    own = f"{begin}{found[1]}.{layer}.{end}"
-    return own if own in weights else f"{begin}{found[1]}.0.{end}"
+    return num_decoder_layers(text_config(model.config))
 
 
 def sources_of(file: TextFile) -> Iterator[tuple[str, str]]:

@@ -16,8 +16,15 @@ from transformers import PreTrainedModel
 from dsbd_distill.acceptance import MOST_HELD_OUT, HeldOutPrompts, prompt_length
 from dsbd_distill.config import FEATURE, DistillConfig
 from dsbd_distill.draft_model import feature_layers, feature_size
-from dsbd_distill.sounds import Hear, SoundSources, open_windows, write_windows
-from dsbd_distill.sources import SourceRowReader, SourceTeacher, SourceTokens, sources_of
+from dsbd_distill.given_sounds import Ask, GivenSounds, reads_sound, write_prompts
+from dsbd_distill.sounds import Hear, SoundSources, T, open_windows, write_windows
+from dsbd_distill.sources import (
+    RowReader,
+    SourceRowReader,
+    SourceTeacher,
+    SourceTokens,
+    sources_of,
+)
 from dsbd_distill.teacher import (
     CHAT_SAMPLING,
     TEXT_SAMPLING,
@@ -35,6 +42,8 @@ from dsbd_export.checkpoints.model_loading import load_model
 from dsbd_export.encoder_decoder.checkpoint import with_languages
 from dsbd_export.encoder_decoder.source import probed_sources
 from dsbd_export.errors import ExportError
+from dsbd_export.given_prompt.checkpoint import GivenCheckpoint
+from dsbd_export.given_prompt.source import GivenPromptSource
 from dsbd_export.progress import Counter, Report, counted
 from dsbd_export.texts import (
     CHATS,
@@ -65,8 +74,8 @@ class Teaching:
     streams: TokenStreams
     held_out: HeldOutPrompts
     device: TorchDevice
-    # of the sources of rows; None unless the target is an encoder-decoder
-    reader: SourceRowReader | None = None
+    # of prompts whose requests have a source; None: they have none
+    reader: RowReader | None = None
 
 
 def prepare_teaching(
@@ -76,21 +85,25 @@ def prepare_teaching(
     work: WorkFolder,
     report: Report,
     hear: Hear | None = None,
+    ask: Ask | None = None,
 ) -> Teaching:
     """Load the target and choose held-out prompts; raise ExportError if it cannot teach."""
     checkpoint = with_languages(checkpoint)
-    streams = token_streams(config, checkpoint, files, work, report, hear)
+    streams = token_streams(config, checkpoint, files, work, report, hear, ask)
     device = best_device()
     report(f"loading the target on {device.name}{', products in bf16' * device.uses_bf16}")
     # An encoder stays in fp32: the draft has its weights as they are, or could not share it.
-    is_narrow = device.name == "cuda" and checkpoint.encoder is None
-    target = load_model(checkpoint, "bf16" if is_narrow else "fp32", report)
+    if isinstance(checkpoint, GivenCheckpoint):
+        target = GivenPromptSource(checkpoint).load("fp32", report)
+    else:
+        is_narrow = device.name == "cuda" and checkpoint.encoder is None
+        target = load_model(checkpoint, "bf16" if is_narrow else "fp32", report)
     cache_bytes = _cache_bytes(checkpoint, target)
     target.requires_grad_(False).to(device.name)
     _check_teaches(target, checkpoint, device)
-    reader = None if checkpoint.encoder is None else _reader(config, checkpoint, target, work)
+    reader = _reader(config, checkpoint, target, streams, work)
     size = checkpoint.vocab_size
-    if reader is None:
+    if not isinstance(reader, SourceRowReader):
         features = None
         if config.kind == FEATURE:
             features = TeacherFeatures(target, feature_layers(checkpoint), feature_size(checkpoint))
@@ -120,9 +133,18 @@ def _cache_bytes(checkpoint: Checkpoint, target: PreTrainedModel) -> int:
 
 
 def _reader(
-    config: DistillConfig, checkpoint: Checkpoint, target: PreTrainedModel, work: WorkFolder
-) -> SourceRowReader:
-    assert checkpoint.encoder is not None  # the caller has asked
+    config: DistillConfig,
+    checkpoint: Checkpoint,
+    target: PreTrainedModel,
+    streams: TokenStreams,
+    work: WorkFolder,
+) -> RowReader | None:
+    if isinstance(checkpoint, GivenCheckpoint):
+        prompts = (streams.train_prompts, streams.held_out_prompts)
+        longest = max(int(np.diff(each.ends, prepend=0).max()) for each in prompts)
+        return GivenSounds(target, checkpoint, work, longest)
+    if checkpoint.encoder is None:
+        return None
     if (speech := checkpoint.encoder.speech) is None:
         return SourceRowReader(target, len(target_begin(checkpoint)))
     features = open_windows(work.features, speech)
@@ -133,7 +155,7 @@ def _held_out_prompts(
     config: DistillConfig,
     checkpoint: Checkpoint,
     streams: TokenStreams,
-    reader: SourceRowReader | None,
+    reader: RowReader | None,
     teacher: Teacher,
     work: WorkFolder,
     report: Report,
@@ -196,30 +218,44 @@ def token_streams(
     work: WorkFolder,
     report: Report,
     hear: Hear | None,
+    ask: Ask | None = None,
 ) -> TokenStreams:
     """Return the tokens of all data, stored before or now; raise ExportError for bad data."""
     encoder = checkpoint.encoder
     begin = target_begin(checkpoint) if encoder is not None and encoder.speech is None else []
     if not work.tokens.exists():
-        reads_sound = encoder is not None and encoder.speech is not None
-        kind = "reading {:,} files of audio" if reads_sound else "tokenizing {:,} files"
+        kind = "reading {:,} files of audio" if reads_sound(checkpoint) else "tokenizing {:,} files"
         phase = kind.format(len(files))
         report(phase)
         remaining = counted(files, Counter(phase, "files", report))
-        if encoder is None:
+        if isinstance(checkpoint, GivenCheckpoint):
+            asked_of = _hearing(ask, checkpoint)(
+                checkpoint.given,
+                checkpoint.context_length,
+                _tokenizer_folder(checkpoint, work, report),
+                config.language,
+                config.task,
+            )
+            write_prompts(remaining, asked_of, checkpoint, work)
+        elif encoder is None:
             _write_texts(config, checkpoint, remaining, work, report)
         elif encoder.speech is None:
             _write_sources(checkpoint, remaining, begin, work, report)
-        elif hear is None:
-            raise ExportError(
-                f"the target at {checkpoint.folder} (family {checkpoint.family}) reads sound, and "
-                "hear is missing, which reads audio; use dsbd-distill, or pass it"
-            )
         else:
-            write_windows(remaining, hear, encoder.speech, work.features, work.tokens)
-    if encoder is None:
-        return _opened_streams(work, CHATS, report)
-    return _opened_streams(work, SOURCES if encoder.speech is None else WINDOWS, report)
+            own = _hearing(hear, checkpoint)
+            write_windows(remaining, own, encoder.speech, work.features, work.tokens)
+    kind = CHATS if encoder is None else SOURCES
+    return _opened_streams(work, WINDOWS if reads_sound(checkpoint) else kind, report)
+
+
+def _hearing(given: T | None, checkpoint: Checkpoint) -> T:
+    """Return the function that reads audio; raise ExportError without one."""
+    if given is None:
+        raise ExportError(
+            f"the target at {checkpoint.folder} (family {checkpoint.family}) reads sound, and hear "
+            "is missing, which reads audio; use dsbd-distill, or pass it"
+        )
+    return given
 
 
 def _opened_streams(work: WorkFolder, kind: str, report: Report) -> TokenStreams:

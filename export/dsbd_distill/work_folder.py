@@ -38,6 +38,7 @@ class WorkFolder:
         self.held_out = path / "held_out"  # the target's samples after held-out prompts
         self.pool = path / "pool"  # of labelled rows
         self.features = path / "windows.bin"
+        self.pieces = path / "pieces"  # of sounds in prompts, as the encoder reads them
         self.hidden_states = path / "hidden_states"
         self.checkpoint = path / "checkpoint.pt"
         self.draft = path / "draft"
@@ -107,6 +108,14 @@ def read_arrays(file: Path, names: Iterable[str]) -> list[NDArray[Any]]:
     """Return the arrays of an .npz file by their names; raise ExportError if it is damaged."""
     with _reading(file), file.open("rb") as opened, np.load(opened, allow_pickle=False) as arrays:
         return [arrays[name] for name in names]
+
+
+def keep_array(file: Path, array: NDArray[Any]) -> None:
+    """Write an .npy file, which appears complete."""
+    partial = file.with_suffix(".partial")
+    with partial.open("wb") as opened:
+        np.save(opened, array, allow_pickle=False)
+    put_in_place(partial, file)
 
 
 def read_array(file: Path) -> NDArray[Any]:

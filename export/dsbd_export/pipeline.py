@@ -158,7 +158,7 @@ def export_model(
     role, folder = checkpoint.role, bundle / checkpoint.role
     folder.mkdir()
     if target is not None:
-        checkpoint = replace(checkpoint, target_encoder=target.encoder)
+        checkpoint = replace(checkpoint, target_encoder=target.encoder, target_given=target.given)
     checkpoint, parts, made = _write_model(
         checkpoint, source_of(checkpoint), folder, config, report, target
     )
@@ -171,9 +171,9 @@ def export_model(
     report(f"{role}: comparing with the checkpoint")
     in_float64 = None if config.atol is not None else partial(_in_float64, checkpoint, report)
     limit = parity_limit(config)
-    if target is not None and checkpoint.encoder is not None and checkpoint.encoder.is_shared:
+    if target is not None and checkpoint.shares_encoder:
         limit = parity_limit(config, target.quantization)
-        report(f"{role}: its encoder is the target's, whose hidden states it reads")
+        report(f"{role}: its encoder is the target's, whose outputs it reads")
     judged = made.judged
     parity = measured_parity(judged, checkpoint, wanted, limit, in_float64, report)
     if reason := refusal(checkpoint, parity):

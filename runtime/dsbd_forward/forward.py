@@ -7,7 +7,7 @@ logits are returned; F: rows whose features are.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -199,6 +199,8 @@ class ForwardResult:
         reading: of its source, None if that was read before or there is none.
         run_s: seconds in the engine's runtime, without those of the host before and after; None if
             nobody has measured them.
+        failed: errors by source, of a forward of several: the results of these rows mean nothing.
+            None: all were read.
     """
 
     logits: Logits
@@ -206,6 +208,7 @@ class ForwardResult:
     first_feature: int = 0
     reading: SourceReading | None = None
     run_s: float | None = None
+    failed: Mapping[Source, Exception] | None = None
 
     def engine_s(self, call_s: float) -> float:
         """Return the seconds of a call of ``call_s`` that its engine took, encoders included."""
@@ -222,7 +225,7 @@ class ForwardResult:
         for forward in forwards:
             rows = slice(row, row := row + len(forward.logit_rows))
             logits = self.logits.part(rows)
-            of_all = self.reading, self.run_s
+            of_all = self.reading, self.run_s, self.failed
             parts.append(ForwardResult(logits, self.features, feature, *of_all))
             feature += forward.num_features
         return parts

@@ -122,8 +122,26 @@ def test_requests_of_several_sources_share_forwards_of_an_engine_that_joins_them
     assert set(together.released) == {"a", "b", None}
 
 
-def test_a_source_that_cannot_be_read_ends_its_own_requests_alone() -> None:
-    model = Joining()
+class ReadingInCalls(Joining):
+    """Its calls read sources, and return which of them nobody can read."""
+
+    def read_source(self, source: Source) -> None:
+        """Do nothing."""
+
+    def forward(self, forward: Forward) -> ForwardResult:
+        failed, error = dict[Source, Exception](), ValueError("nobody can read it")
+        if forward.source == "unreadable":
+            raise error
+        if forward.sources is not None and "unreadable" in forward.sources.distinct:
+            failed["unreadable"] = error
+            read = tuple("a" if each in failed else each for each in forward.sources.distinct)
+            forward = replace(forward, sources=replace(forward.sources, distinct=read))
+        return replace(super().forward(forward), failed=failed or None)
+
+
+@pytest.mark.parametrize("kind", [Joining, ReadingInCalls])
+def test_a_source_that_cannot_be_read_ends_its_own_requests_alone(kind: type[Joining]) -> None:
+    model = kind()
     decoder = BatchedDecoder(model, None)
     sources = ("a", "unreadable", "b", "unreadable")
     members = [decoder.join(request_of(source, seed)) for seed, source in enumerate(sources)]

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,7 +10,9 @@ from safetensors.torch import load_file
 from transformers import LlamaConfig
 
 from dsbd_distill.config import DistillConfig
+from dsbd_distill.draft_kind import DraftKind
 from dsbd_distill.draft_run import distill
+from dsbd_distill.teacher import TEXT_SAMPLING, Sampling, TorchDevice
 from dsbd_export.checkpoints.checkpoint import Checkpoint
 from dsbd_export.config import ModelOptions
 from dsbd_export.opening import open_target
@@ -85,6 +88,25 @@ def run(config: DistillConfig, **options: Any) -> tuple[DraftRecord, list[str]]:
     report: list[str] = []
     options = {"measure_speed": None, "report": report.append, **options}
     return distill(config, **options), report
+
+
+def drafts_of(
+    kind: type[DraftKind],
+    checkpoint: Any,
+    target: Any = None,
+    *,
+    sampling: Sampling = TEXT_SAMPLING,
+    **options: Any,
+) -> DraftKind:
+    """Return drafts of a kind for a target, without data to learn from."""
+    config = DistillConfig(target="", data=("",), output=Path("draft"), **options)
+    teaching: Any = SimpleNamespace(
+        checkpoint=checkpoint,
+        target=target,
+        device=TorchDevice("cpu", uses_bf16=False),
+        held_out=SimpleNamespace(sampling=sampling),
+    )
+    return kind(config, teaching, None)
 
 
 def interrupted(config: DistillConfig, words: str, **options: Any) -> None:

@@ -6,19 +6,21 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from transformers import LlamaConfig
 
 from dsbd_distill import loss
-from dsbd_distill.acceptance import Best, HeldOutPrompts, acceptance_of_model
+from dsbd_distill.acceptance import Best, HeldOutPrompts
+from dsbd_distill.draft_kind import LayerDrafts
 from dsbd_distill.lesson import Lesson
 from dsbd_distill.loss import (
     Coverage,
     DraftHead,
     distance,
-    distillation_loss,
     log_probs_of,
     tv_weight,
 )
 from dsbd_distill.teacher import TEXT_SAMPLING, Sampling, TorchDevice
+from tests.distill.conftest import drafts_of
 
 EXACT = TorchDevice("cpu", uses_bf16=False)
 P = [0.5, 0.3, 0.1, 0.1]  # the target; its top two tokens are kept
@@ -30,7 +32,7 @@ class FixedModel(nn.Module):
     def __init__(self, probs):
         super().__init__()
         self.logits = nn.Parameter(torch.tensor(probs).log())
-        self.config = SimpleNamespace(vocab_size=len(probs))
+        self.config = LlamaConfig(vocab_size=len(probs))
 
     def forward(self, input_ids, use_cache, logits_to_keep):
         assert not use_cache
@@ -38,12 +40,25 @@ class FixedModel(nn.Module):
         return SimpleNamespace(logits=rows)
 
 
+def drafts_like(model, sampling=TEXT_SAMPLING):
+    checkpoint = SimpleNamespace(vocab_size=model.config.vocab_size)
+    return drafts_of(LayerDrafts, checkpoint, sampling=sampling)
+
+
+def loss_of(model, batch):
+    return drafts_like(model).loss(model, batch)
+
+
+def acceptance_of(model, samples, sampling=TEXT_SAMPLING):
+    return drafts_like(model, sampling).acceptance(model, [samples])
+
+
 def loss_at(weight, probs=Q):
     ids = torch.tensor(TOP_IDS).expand(3, 5, 2)
     log_p = torch.tensor([P[i] for i in TOP_IDS]).log().expand(3, 5, 2)
     counted = torch.ones(3, 5, dtype=torch.bool)
     batch = (torch.zeros(3, 8, dtype=torch.int64), ids, log_p, counted, torch.tensor(weight))
-    return distillation_loss(FixedModel(probs), batch, EXACT)
+    return loss_of(FixedModel(probs), batch)
 
 
 def test_the_two_distances():
@@ -78,15 +93,15 @@ def test_positions_that_do_not_count_change_nothing():
     log_p = torch.tensor([[[0.5, 0.3], [0.9, 0.05], [0.5, 0.3]]]).log()
     counted = torch.tensor([[True, False, True]])
     batch = (torch.zeros(1, 4, dtype=torch.int64), ids, log_p, counted, torch.tensor(0.0))
-    found = distillation_loss(FixedModel(Q), batch, EXACT)
+    found = loss_of(FixedModel(Q), batch)
     assert found.item() == pytest.approx(loss_at(0.0).item(), rel=1e-6)
 
 
 def test_greedy_agreement_and_coverage():
     best = samples_of(P, top_k=4)  # 0, 1, then 2 and 3
-    found = acceptance_of_model(FixedModel(Q), [best], TEXT_SAMPLING, EXACT)
+    found = acceptance_of(FixedModel(Q), best)
     assert (found.greedy, found.covered) == pytest.approx((0.0, 1.0))  # of 4 tokens all are covered
-    same = acceptance_of_model(FixedModel(P), [best], TEXT_SAMPLING, EXACT)
+    same = acceptance_of(FixedModel(P), best)
     assert same.greedy == pytest.approx(1.0)
 
 
@@ -123,7 +138,7 @@ def samples_of(probs, num_prompts=6, num_new=3, top_k=4):
 
 def acceptance_rate(draft, samples):
     top_k = Sampling(temperature=1.0, top_k=samples.ids.shape[-1])
-    found = acceptance_of_model(draft, [samples], top_k, EXACT)
+    found = acceptance_of(draft, samples, top_k)
     return found.rate, found.error
 
 

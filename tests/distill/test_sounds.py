@@ -15,8 +15,9 @@ from transformers.generation.logits_process import (
 )
 
 from dsbd_distill.config import DistillConfig
+from dsbd_distill.draft_kind import SoundDrafts
 from dsbd_distill.sounds import SoundSources, open_windows, write_windows
-from dsbd_distill.sources import SourceRows, SourceTeacher, cut_decoder
+from dsbd_distill.sources import SourceRows, SourceTeacher
 from dsbd_distill.teacher import Sampling, TorchDevice
 from dsbd_export.checkpoints.checkpoint_files import read_proposed_tokens
 from dsbd_export.checkpoints.model_loading import load_model
@@ -32,7 +33,7 @@ from dsbd_ort.speech.speech_request import heard_windows
 from dsbd_runtime.bundle_files.bundle import open_bundle
 from dsbd_runtime.bundle_files.draft_record import RECORD_FILE
 from scripts.speech_checkpoint import CHUNK_SECONDS, NUM_MELS, TOKENS, write_whisper
-from tests.distill.conftest import Distilled, opened, run
+from tests.distill.conftest import Distilled, drafts_of, opened, run
 from tests.made_once import made_once
 from tests.speech.audio_files import wav_bytes
 from tests.speech.sounds import chirp, noise, speech_like
@@ -198,7 +199,7 @@ def test_hidden_states_are_kept(target, model, tmp_path):
 
 
 def test_embedding_and_encoder_stay_as_they_are(target, model):
-    draft = cut_decoder(model, opened(target), 1)
+    draft = drafts_of(SoundDrafts, opened(target), model).first_draft()
     assert fingerprint(draft) == fingerprint(model)
     trained = {name for name, weight in draft.named_parameters() if weight.requires_grad}
     assert trained and all(".decoder." in name for name in trained)
@@ -293,7 +294,7 @@ REFUSED = [
     ({"language": "xx"}, "language='xx' is not known to the target"),
     ({"task": "sing"}, "task='sing' is not known to the target"),
     ({"kind": "feature"}, "kind='feature' is not supported for the target (family whisper)"),
-    ({"target_layers": 3}, "target_layers=3 makes no draft: the target's decoder has 3 layers"),
+    ({"target_layers": 3}, "target_layers=3 makes no draft: the target has 3 layers"),
 ]
 
 

@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from dsbd_distill.config import DistillConfig
+from dsbd_distill.draft_kind import TextSourceDrafts
 from dsbd_distill.lesson import NUM_TOP
 from dsbd_distill.sources import (
     SourceRowReader,
     SourceRows,
     SourceTeacher,
     SourceTokens,
-    cut_decoder,
     decoder_parameters,
     sources_of,
 )
@@ -34,7 +34,7 @@ from dsbd_ort.commands.distill import record_rows
 from dsbd_runtime.bundle_files.bundle import open_bundle
 from dsbd_runtime.bundle_files.draft_record import RECORD_FILE, read_record
 from scripts.family_checkpoints import write_family_checkpoint
-from tests.distill.conftest import Distilled, assert_same_ids, opened, run
+from tests.distill.conftest import Distilled, assert_same_ids, drafts_of, opened, run
 from tests.made_once import made_once
 
 EXACT = TorchDevice("cpu", uses_bf16=False)
@@ -145,7 +145,8 @@ def test_a_decoder_of_some_layers(name, tmp_path):
     target = load_model(checkpoint)
     layers = "block" if name == "t5" else "layers"
     for number, kept in ((1, [2]), (2, [0, 2])):
-        draft = cut_decoder(target, checkpoint, number)
+        drafts = drafts_of(TextSourceDrafts, checkpoint, target, target_layers=number)
+        draft = drafts.first_draft()
         own, theirs = (dict(m.get_decoder().named_parameters()) for m in (draft, target))
         for name_of, weight in own.items():
             layer = re.match(rf"{layers}\.(\d+)\.", name_of)
@@ -207,7 +208,7 @@ REFUSED = [
     ({"kind": "feature"}, "kind='feature' is not supported for the target (family marian)"),
     ({"params": "1M"}, "params='1M' is not supported for the target (family marian)"),
     ({"learn_answers": True}, "learn_answers has no meaning for the target"),
-    ({"target_layers": 3}, "target_layers=3 makes no draft: the target's decoder has 3 layers"),
+    ({"target_layers": 3}, "target_layers=3 makes no draft: the target has 3 layers"),
     ({"draft_vocab": 300}, "draft_vocab=300 leaves out none of 300 tokens"),
 ]
 

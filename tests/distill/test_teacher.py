@@ -11,8 +11,8 @@ from torch import nn
 from dsbd_distill import acceptance as pool_module
 from dsbd_distill import teacher as module
 from dsbd_distill.acceptance import STEPS_A_ROUND, Pool
+from dsbd_distill.draft_kind import LayerDrafts
 from dsbd_distill.lesson import NUM_TOP, Lesson, joined
-from dsbd_distill.loss import distillation_loss
 from dsbd_distill.teacher import (
     CHAT_SAMPLING,
     Sampling,
@@ -25,7 +25,7 @@ from dsbd_distill.teacher import (
 from dsbd_export.chats import Prompts
 from dsbd_export.checkpoints.model_loading import load_model
 from tests.decoding.exact_laws import chi_square_p_value
-from tests.distill.conftest import opened
+from tests.distill.conftest import drafts_of, opened
 
 EXACT = TorchDevice("cpu", uses_bf16=False)
 TOP_3, TOP_4 = (Sampling(temperature=1.0, top_k=k) for k in (3, 4))
@@ -165,8 +165,9 @@ def test_logits_are_never_there_for_more_than_a_few_rows(tmp_path, monkeypatch):
     teacher = Teacher(target, 50_000, 64, EXACT)
     pool = Pool(folder=tmp_path, texts=texts, teacher=teacher, context_length=24, seed=0)
     batches = pool.batches(0)
+    drafts = drafts_of(LayerDrafts, SimpleNamespace(vocab_size=50_000))
     for batch in batches:
-        distillation_loss(draft, (*batch, torch.tensor(0.5)), EXACT).backward()
+        drafts.loss(draft, (*batch, torch.tensor(0.5))).backward()
     labels = sum(ids.shape[0] * ids.shape[1] for _, ids, *_ in batches)
     assert labels * 50_000 > 8 * 2**20  # of a step alone: they are not there at once
     assert 0 < target.most <= 2**20 and 0 < draft.most <= 2**20

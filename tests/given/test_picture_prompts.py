@@ -3,8 +3,7 @@
 import io
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +14,6 @@ from dsbd_ort.decoding.batched_decoder import BatchedDecoder, decoded_together
 from dsbd_ort.media_parts import MediaLimits
 from dsbd_ort.media_prompts import MediaReader
 from dsbd_ort.prompts import MediaPrompt
-from dsbd_runtime.bundle_files.bundle import Bundle
 from dsbd_runtime.errors import CapacityError, InputError
 from dsbd_runtime.parts.given_rows import GivenRows
 from dsbd_runtime.text.chat_template import ChatTemplate
@@ -124,9 +122,9 @@ ONLY_PARTS = (
 
 
 def reader_of(pipe: Pipeline, template: str, context_length: int) -> MediaReader:
-    bundle = SimpleNamespace(manifest=pipe.bundle.manifest, context_length=context_length)
-    compiled = ChatTemplate(template, {})
-    return MediaReader(cast(Bundle, bundle), pipe.tokenizer, lambda: compiled)
+    given, compiled = pipe.bundle.manifest.target.given, ChatTemplate(template, {})
+    assert given is not None
+    return MediaReader(given, context_length, pipe.tokenizer, lambda: compiled)
 
 
 def test_texts_become_parts_for_templates_that_read_parts_alone(picture_pipe: Opener) -> None:
@@ -164,7 +162,8 @@ def test_urls_are_read_by_the_function_that_is_given(picture_pipe: Opener) -> No
     limits = MediaLimits(read_url=read_url)
     url = "HTTPS://example.com/page.png"
     found = reader.read(asked_by_url(url), limits=limits)
-    assert seen == [url] and found.source == reader.read(asked_by_url(data_url(data))).source
+    of_data = reader.read(asked_by_url(data_url(data)))
+    assert seen == [url] and found.inputs.source == of_data.inputs.source
     with pytest.raises(InputError, match=r"image_url.url: its server answers 404"):
         reader.read(asked_by_url("http://example.com/missing"), limits=limits)
 

@@ -54,21 +54,27 @@ def check_equal(found, wanted):
 
 @pytest.mark.parametrize("options", STRATEGIES, ids=lambda options: options["strategy"])
 def test_eight_together_and_preempted_are_as_alone(given_pipe, options):
+    check_together(given_pipe, options)
+
+
+def check_together(pipe, options):
+    """Compare eight requests together, and preempted, with each alone; return the latter."""
     alone = []
-    for request in requests_of(given_pipe, options):
-        with given_pipe.engines() as models:
+    for request in requests_of(pipe, options):
+        with pipe.engines() as models:
             alone += decoded_together(BatchedDecoder(*models), [request], 1)
-    with given_pipe.engines() as models:
-        together = decoded_together(BatchedDecoder(*models), requests_of(given_pipe, options), 8)
+    with pipe.engines() as models:
+        together = decoded_together(BatchedDecoder(*models), requests_of(pipe, options), 8)
     check_equal(together, alone)
     before = TALLY.num_preempted
     preempted = [
         replace(request, preempts=ForcedPreemptions(seed))
-        for seed, request in enumerate(requests_of(given_pipe, options))
+        for seed, request in enumerate(requests_of(pipe, options))
     ]
-    with given_pipe.engines() as models:
+    with pipe.engines() as models:
         check_equal(decoded_together(BatchedDecoder(*models), preempted, 8), alone)
     assert TALLY.num_preempted > before
+    return alone
 
 
 def one_by_one(pipe, prompts):
@@ -107,18 +113,21 @@ def test_a_system_turn_is_shared_by_sounds_and_a_sound_by_questions(given_pipe):
 
 
 def test_the_pipeline_keeps_a_prefix_for_the_next_sound(given_pipe):
-    """Results after another request's rows are those of an empty cache."""
+    check_in_turn(given_pipe, {"strategy": "beam-search"})
+
+
+def check_in_turn(pipe, options):
+    """Compare results after another request's rows with those of an empty cache."""
     sounds = [noise(150, seed) for seed in range(3)]
-    inputs = [inputs_of(given_pipe, prompt_of(1, 0), [sound]) for sound in sounds]
-    text = inputs_of(given_pipe, SYSTEM, [])
-    options = {"strategy": "beam-search", "num_beams": 3, "num_return_sequences": 3}
+    inputs = [inputs_of(pipe, prompt_of(1, 0), [sound]) for sound in sounds]
+    text = inputs_of(pipe, SYSTEM, [])
+    options = {"num_beams": 3, "num_return_sequences": 3, **options}
     in_turn = [
-        given_pipe._decoded([request_of(given_pipe, each, **options)])[0]
-        for each in (*inputs, text, inputs[0])
+        pipe._decoded([request_of(pipe, each, **options)])[0] for each in (*inputs, text, inputs[0])
     ]
     for each, found in zip((*inputs, text, inputs[0]), in_turn, strict=True):
-        with given_pipe.engines() as models:
-            request = request_of(given_pipe, each, **options)
+        with pipe.engines() as models:
+            request = request_of(pipe, each, **options)
             check_equal([found], decoded_together(BatchedDecoder(*models), [request], 1))
     assert in_turn[0].sequences[0].token_ids != in_turn[1].sequences[0].token_ids
 

@@ -218,6 +218,17 @@ def test_a_failed_run_of_the_encoder_leaves_the_memory_as_it_was():
         bound(part, forward([0], GivenPrompt(np.arange(2), pieces_of(5, 9))))
 
 
+def test_of_several_prompts_the_one_that_cannot_be_read_is_returned_with_its_error():
+    part, unlucky = part_with(FakeEngine()), GivenPrompt(np.arange(3), pieces_of(13, 17))
+    joined = joined_forward([forward([0, 1], unlucky), forward([1, 2], PROMPT)])
+    call, binder = Call(joined, 0), Binder()
+    part.bind(call, binder)
+    assert binder.arrays["given_rows"].tolist() == [2, 3]
+    assert binder.arrays["given_embeddings"][:, 0].tolist() == [100, 101]
+    ((source, error),) = call.returned["failed"].items()
+    assert source == unlucky and "no memory for a call of" in str(error)
+
+
 def test_devices_refuse_given_rows_in_one_sentence():
     place = DevicePlace(device=SimpleNamespace(name="cuda"), rows=None)
     with pytest.raises(

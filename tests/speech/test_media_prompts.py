@@ -12,9 +12,9 @@ import pytest
 
 from dsbd_ort.media_prompts import MediaReader
 from dsbd_ort.prompts import MediaPrompt
-from dsbd_runtime.bundle_files.bundle import Bundle
 from dsbd_runtime.errors import CapacityError, InputError
 from dsbd_runtime.parts.given_prompt import GivenPrompt
+from dsbd_runtime.parts.given_rows import GivenEntry
 from dsbd_runtime.parts.given_sound import ChunkedSound
 from dsbd_runtime.text.chat_template import ChatTemplate
 from dsbd_runtime.text.tokenizer import Tokenizer
@@ -53,13 +53,10 @@ def tokenizer(checkpoint: Path) -> Tokenizer:
 @pytest.fixture(scope="module")
 def reader_with(tokenizer: Tokenizer) -> Callable[[str], MediaReader]:
     given = SimpleNamespace(medium=SOUND, placeholder_token_id=PLACEHOLDER)
-    bundle = SimpleNamespace(
-        manifest=SimpleNamespace(target=SimpleNamespace(given=given)), context_length=CONTEXT
-    )
 
     def made(template: str) -> MediaReader:
         compiled = ChatTemplate(template, {})
-        return MediaReader(cast(Bundle, bundle), tokenizer, lambda: compiled)
+        return MediaReader(cast(GivenEntry, given), CONTEXT, tokenizer, lambda: compiled)
 
     return made
 

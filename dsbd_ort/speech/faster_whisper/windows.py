@@ -144,7 +144,7 @@ class RankedTranscription(WhisperTranscription):
         return language, max(votes[language]), ranked
 
     def _features_of(self, samples: Samples) -> FeatureWindows:
-        return LogMel(MelForm().sized(self._speech, 0)).windows(np.pad(samples, (0, _PADDING)))
+        return LogMel(MelForm.of(self._speech, 0)).windows(np.pad(samples, (0, _PADDING)))
 
     def _spans(self) -> list[tuple[int, int]]:
         given = "0" if self._is_one_window else self._asked.clip_timestamps

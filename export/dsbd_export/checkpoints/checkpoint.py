@@ -18,6 +18,7 @@ from dsbd_export.progress import silenced_libraries
 from dsbd_runtime.parts.attention_rows import ATTENTION_MASK
 from dsbd_runtime.parts.cache_entries import CacheEntry
 from dsbd_runtime.parts.encoder_entry import EncoderEntry
+from dsbd_runtime.parts.given_rows import GivenEntry
 
 _KIND_BY_WORD = {  # in the name of a part's config
     **dict.fromkeys(("vision", "vit", "image", "video"), "image"),
@@ -49,7 +50,9 @@ class Checkpoint:
     composite: PreTrainedConfig | None = None  # the whole config of a composite model
     adapter: Adapter | None = None  # merged into the weights when they are loaded
     encoder: EncoderEntry | None = None  # without cross rows until the model is loaded
-    target_encoder: EncoderEntry | None = None  # exported, of the target; a draft may share it
+    # of an exported target, whose encoder a draft may share
+    target_encoder: EncoderEntry | None = None
+    target_given: GivenEntry | None = None
 
     @property
     def family(self) -> str:
@@ -60,6 +63,11 @@ class Checkpoint:
     def names_proposed(self) -> bool:
         """Return whether its weights name the tokens that it proposes, so that options may not."""
         return False
+
+    @property
+    def shares_encoder(self) -> bool:
+        """Return whether it is a draft whose encoder is known to be the target's."""
+        return self.encoder is not None and bool(self.encoder.is_shared)
 
     @property
     def unread_inputs(self) -> list[str] | None:

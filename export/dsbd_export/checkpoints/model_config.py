@@ -192,7 +192,7 @@ def num_decoder_layers(config: PreTrainedConfig) -> int:
     """Return the number of the decoder's transformer layers, which may not be the encoder's."""
     named = (getattr(config, name, None) for name in ("num_decoder_layers", "decoder_layers"))
     found = next((each for each in named if each is not None), None)
-    return int(config.num_hidden_layers if found is None else found)
+    return int(normalized_config(config).num_layers if found is None else found)
 
 
 def decoder_vocab_size(config: PreTrainedConfig) -> int:

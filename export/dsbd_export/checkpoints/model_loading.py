@@ -7,13 +7,13 @@ no text class.
 
 import contextlib
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from optimum.exporters.tasks import TasksManager
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from dsbd_export.checkpoints.adapter import merge_adapter
@@ -64,6 +64,14 @@ def load_model(
 def cache_name(module: nn.Module) -> str:
     """Return "cache" or "past_key_values" (older code), the name of a module's cache argument."""
     return "cache" if "cache" in inspect.signature(module.forward).parameters else "past_key_values"
+
+
+def hash_weights(weights: Mapping[str, Tensor], digest: Any) -> None:
+    """Add names, shapes and numbers of weights, which are hashed in fp32, to a hash."""
+    for name, weight in sorted(weights.items()):
+        numbers: Any = weight.detach().to("cpu", torch.float32).contiguous().numpy()
+        digest.update(f"{name} {numbers.shape} ".encode())
+        digest.update(memoryview(numbers).cast("B"))
 
 
 def reference_dtype(checkpoint: Checkpoint, wanted: str) -> str:

@@ -36,7 +36,7 @@ from dsbd_export.capture.source_attention import (
 from dsbd_export.checkpoints.checkpoint import Checkpoint, quiet_libraries
 from dsbd_export.checkpoints.families import AttentionForm
 from dsbd_export.checkpoints.model_config import reads_picture
-from dsbd_export.checkpoints.model_loading import cache_name
+from dsbd_export.checkpoints.model_loading import cache_name, hash_weights
 from dsbd_export.errors import ExportError
 from dsbd_export.model_source import EngineGraph, ModelSource
 from dsbd_export.parity_cases import TREE, ComputeIn, ForestCase, forest_cases, num_drawn, text_case
@@ -85,10 +85,7 @@ def fingerprint(model: PreTrainedModel) -> str:
         name: value for name, value in config.to_dict().items() if not _OF_OTHERS.fullmatch(name)
     }
     digest.update(json.dumps(content, sort_keys=True, default=repr).encode())
-    for name, weight in sorted(encoder.state_dict().items()):
-        numbers = weight.detach().to("cpu", torch.float32).contiguous().numpy()
-        digest.update(f"{name} {numbers.shape} ".encode())
-        digest.update(memoryview(numbers).cast("B"))
+    hash_weights(encoder.state_dict(), digest)
     return digest.hexdigest()
 
 

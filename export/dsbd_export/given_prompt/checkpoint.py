@@ -36,6 +36,10 @@ class GivenCheckpoint(Checkpoint):
         return GIVEN_KINDS[self.family]
 
     @property
+    def shares_encoder(self) -> bool:
+        return bool(self.given.is_shared)
+
+    @property
     def unread_inputs(self) -> list[str] | None:
         return None
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedConfig
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -36,8 +37,33 @@ def _attended(
     **_: object,
 ) -> tuple[Tensor, None]:
     """Attend, (B, H, S, D); the interface is that of transformers' functions."""
-    attended = attention_node(query, key, value, attention_mask, float(scaling))
-    return attended.transpose(1, 2).contiguous(), None
+    found = attended(query, key, value, attention_mask, float(scaling))
+    return found.transpose(1, 2).contiguous(), None
+
+
+def attended(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float
+) -> Tensor:
+    """Return (B, H, S, D): in a capture by one node, otherwise computed by torch."""
+    if torch.compiler.is_exporting():
+        return attention_node(query, key, value, mask, scale)
+    return F.scaled_dot_product_attention(query, key, value, mask, scale=scale)
+
+
+def weights_of_encoder(model: Any) -> dict[str, Tensor]:
+    """Return the weights of a model by name without those of its language model."""
+    text = (model.get_decoder(), model.get_input_embeddings(), model.get_output_embeddings())
+    of_text = tuple(f"{name}." for name, module in model.named_modules() if module in text)
+    weights = model.state_dict()
+    return {name: weight for name, weight in weights.items() if not name.startswith(of_text)}
+
+
+def embedded(model: Any, token_ids: Tensor, placeholder: int, read_as: int | None) -> Tensor:
+    """Return the embeddings of tokens; a generated placeholder is read as ``read_as``, if any."""
+    if read_as is not None:
+        token_ids = torch.where(token_ids == placeholder, read_as, token_ids)
+    found: Tensor = model.get_input_embeddings()(token_ids)
+    return found
 
 
 def own_rows(model: Any, arguments: Mapping[str, Tensor]) -> Tensor:

@@ -12,7 +12,6 @@ import torch
 from peft.utils.save_and_load import load_peft_weights
 from torch import Tensor, nn
 
-from dsbd_export.capture.replacements import attention_node
 from dsbd_export.checkpoints.adapter import read_adapter
 from dsbd_export.checkpoints.adapter_files import BY_HAND, CONFIG_FILE
 from dsbd_export.checkpoints.checkpoint import Checkpoint
@@ -20,7 +19,7 @@ from dsbd_export.checkpoints.checkpoint_files import json_object_or_none
 from dsbd_export.checkpoints.model_config import CheckpointFiles
 from dsbd_export.drawn_media import drawn_features
 from dsbd_export.errors import ExportError
-from dsbd_export.given_prompt.encoders import attend_to_all
+from dsbd_export.given_prompt.encoders import attend_to_all, attended
 from dsbd_export.given_prompt.media import CALL_ROWS, Medium
 from dsbd_export.given_prompt.processor_files import refused, sound_settings
 from dsbd_runtime.parts.encoder_entry import INPUT_FEATURES
@@ -148,7 +147,7 @@ def _attended(attention: Any, states: Tensor, is_frame: Tensor, distances: Tenso
     bias = torch.einsum("bhcd,crd->bhcr", query, attention.rel_pos_emb(distances)) * attention.scale
     is_key = is_frame.reshape(-1, 1, 1, attention.context_size)
     bias = torch.where(is_key, bias, _HIDDEN)
-    found = attention_node(query, key, value, bias, float(attention.scale))
+    found = attended(query, key, value, bias, float(attention.scale))
     joined: Tensor = attention.to_out(found.transpose(1, 2).flatten(0, 1).flatten(1)[None])
     return joined
 

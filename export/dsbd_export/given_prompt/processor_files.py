@@ -12,7 +12,7 @@ from dsbd_export.errors import ExportError
 LANCZOS, HALVES = 1, ([0.5] * 3, [0.5] * 3)
 _BICUBIC = 3
 _CLIP = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]
-_SETTINGS, _PROCESSOR = "preprocessor_config.json", "processor_config.json"
+_SETTINGS, _PROCESSOR = SETTINGS = "preprocessor_config.json", "processor_config.json"
 _SOUND_PARTS = ("feature_extractor", "audio_processor")
 _SOUND_DEFAULTS = {"sampling_rate": 16_000, "n_fft": 400, "hop_length": 160}
 _STEPS = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -23,11 +24,13 @@ from dsbd_export.capture.forest_graph import (
     Hook,
     Made,
 )
-from dsbd_export.checkpoints.model_loading import load_model, reference_dtype
+from dsbd_export.checkpoints.checkpoint import Checkpoint
+from dsbd_export.checkpoints.model_loading import hash_weights, load_model, reference_dtype
 from dsbd_export.config import ModelOptions
 from dsbd_export.errors import ExportError
 from dsbd_export.gate.parity_engine import as_export_errors, parity_engine
 from dsbd_export.given_prompt.checkpoint import GivenCheckpoint
+from dsbd_export.given_prompt.encoders import embedded, weights_of_encoder
 from dsbd_export.given_prompt.media import GivenCase, Medium, with_medium
 from dsbd_export.model_source import EngineGraph, ModelSource
 from dsbd_export.parity_cases import (
@@ -58,6 +61,8 @@ class ExportedGivenRows(ExportPart):
     def __init__(self, checkpoint: GivenCheckpoint) -> None:
         self._checkpoint, self._given, self._kind = checkpoint, checkpoint.given, checkpoint.kind
         self._media = self._kind.media(self._given.medium)
+        if self._given.is_shared:  # these rows are the target's, which were compared
+            self._media = []
         self._rows: list[NDArray[np.float32]] = []  # of each medium, by the model's own encoder
 
     def contract(self) -> ExportContract:
@@ -82,10 +87,8 @@ class ExportedGivenRows(ExportPart):
             rows, arguments = call.inputs[GIVEN_ROWS], call.arguments
             embeddings, *levels = torch.split(call.inputs[GIVEN_EMBEDDINGS], given.width, dim=1)
             token_ids = arguments.pop("input_ids")
-            if (read_as := self._kind.read_as) is not None:
-                is_placeholder = token_ids == given.placeholder_token_id
-                token_ids = torch.where(is_placeholder, read_as, token_ids)
-            of_tokens = model.get_input_embeddings()(token_ids)[0]
+            read_as = self._kind.read_as
+            of_tokens = embedded(model, token_ids, given.placeholder_token_id, read_as)[0]
             # The model's own forward continues from here, with its multipliers.
             arguments["inputs_embeds"] = of_tokens.index_put((rows,), embeddings)[None]
             if given.position_axes > 1:
@@ -98,6 +101,8 @@ class ExportedGivenRows(ExportPart):
     def complete(self, made: Made) -> dict[str, Any]:
         """See ExportPart: the encoder's rows are compared with the model's own."""
         role = self._checkpoint.role
+        if not self._media:
+            return {}
         made.report(f"{role}: comparing the rows of its encoder")
         worst = 0.0
         with parity_engine(made.judged, role) as engine:
@@ -164,11 +169,25 @@ class GivenPromptSource(ModelSource):
         self._checkpoint.kind.prepare(model, as_one)
         return model
 
+    def probed(self, model: Any, dtype: str) -> Checkpoint:
+        """See ModelSource; a draft whose encoder is the target's shares it."""
+        digest = hashlib.sha256()
+        hash_weights(weights_of_encoder(model), digest)
+        given, target = self._checkpoint.given, self._checkpoint.target_given
+        if target is not None and target.fingerprint == digest.hexdigest():
+            given = replace(given, is_shared=True)
+        elif self._checkpoint.role == "target":
+            given = replace(given, fingerprint=digest.hexdigest())
+        self._checkpoint = replace(self._checkpoint, given=given)
+        return super().probed(model, dtype)
+
     def parts(self, options: ModelOptions) -> list[ExportPart]:
         return [*super().parts(options), ExportedGivenRows(self._checkpoint)]
 
     def capture(self, model: Any, parts: Sequence[ExportPart], report: Report) -> list[EngineGraph]:
         graphs = super().capture(model, parts, report)
+        if self._checkpoint.shares_encoder:
+            return graphs
         medium = self._checkpoint.given.medium
         outputs = (GIVEN_EMBEDDINGS, *medium.encoder_outputs)
         contract = ExportContract(inputs=_examples(medium.encoder_inputs), outputs=outputs)

@@ -114,10 +114,14 @@ def choose_rows(model: Any, _: Checkpoint) -> None:
     rows: list[Any] = []
 
     def begin(_: nn.Module, __: Any, given: dict[str, Any]) -> None:
-        rows[:] = [given.pop("logits_to_keep", slice(None))]
+        kept = given.pop("logits_to_keep", 0)
+        rows[:] = [slice(-kept, None) if isinstance(kept, int) else kept]
+
+    def keep(_: nn.Module, __: Any, found: Any) -> None:
+        found.last_hidden_state = found.last_hidden_state[:, rows[0]]
 
     model.register_forward_pre_hook(begin, with_kwargs=True)
-    model.lm_head.register_forward_pre_hook(lambda _, given: (given[0][:, rows[0]],))
+    model.model.register_forward_hook(keep)  # not of the head, which a draft may change for another
 
 
 def gate_media(sound: WindowedSound, mask_name: str) -> list[Medium]:

@@ -23,7 +23,7 @@ from dsbd_runtime.parts.attention_rows import (
 from dsbd_runtime.parts.cache_entries import CacheEntry, every_row, recent
 from dsbd_runtime.parts.encoder_entry import EncoderEntry, check_shared_encoder
 from dsbd_runtime.parts.features import FeatureEntry, features_part
-from dsbd_runtime.parts.given_rows import GivenEntry, GivenRowsEntry
+from dsbd_runtime.parts.given_rows import GivenEntry, GivenRowsEntry, check_shared_rows
 from dsbd_runtime.parts.head import FULL, HeadEntry, parse_num_top_logits
 from dsbd_runtime.parts.part import GraphContract, PartEntry
 from dsbd_runtime.parts.recent_rows import RecentEntry
@@ -245,6 +245,7 @@ def check_entries(target: ModelEntry, draft: ModelEntry | None, where: str) -> N
     for role, entry in entry_by_role(target, draft).items():
         check_entry(entry, f"{where}: {role}")
     check_shared_encoder(target.encoder, None if draft is None else draft.encoder, where)
+    check_shared_rows(target.given, None if draft is None else draft.given, where)
     _check_features(target.features, None if draft is None else draft.features, target, where)
 
 

@@ -23,7 +23,8 @@ from weakref import WeakSet
 import numpy as np
 from numpy.typing import NDArray
 
-from dsbd_forward.forward import Forward, Source
+from dsbd_errors import DsbdError
+from dsbd_forward.forward import Source
 from dsbd_forward.rows import NO_INTS, Ints
 from dsbd_runtime.errors import InputError
 from dsbd_runtime.parts import given_grid, given_picture, given_sound  # noqa: F401 - kinds of media
@@ -60,6 +61,10 @@ class GivenEntry:
         levels: K, outputs of the first layers that given rows are added to.
         position_axes: A, numbers of a position: 3 (time, height, width) or 1.
         medium: what the encoder reads.
+        fingerprint: sha256 (hex) of the encoder's config and weights, by which a draft is known to
+            share the encoder; None if it is not known.
+        is_shared: of a draft: whether the rows are those of the target's encoder. It has no graph
+            of its own then.
     """
 
     placeholder_token_id: int
@@ -67,6 +72,8 @@ class GivenEntry:
     levels: int
     position_axes: int
     medium: MediumEntry
+    fingerprint: str | None = None
+    is_shared: bool | None = None
 
     @property
     def row_width(self) -> int:
@@ -84,6 +91,18 @@ class GivenEntry:
         self.medium.check(f"{where}: medium")
 
 
+def check_shared_rows(target: GivenEntry | None, draft: GivenEntry | None, where: str) -> None:
+    """Raise BundleError unless a draft that shares the target's encoder reads its rows."""
+    if target is not None and target.is_shared:
+        raise mismatch("null: it is a draft's", True, f"{where}: target: given: is_shared")
+    if draft is None or not draft.is_shared:
+        return
+    if target is None or target.row_width != draft.row_width:
+        own = "null" if target is None else target.row_width
+        expected = f"{own}, that of the target, whose encoder it shares"
+        raise mismatch(expected, draft.row_width, f"{where}: draft: given: width")
+
+
 @dataclass(frozen=True, kw_only=True)
 class GivenRowsEntry(PartEntry):
     """The given rows in the manifest."""
@@ -94,7 +113,7 @@ class GivenRowsEntry(PartEntry):
 
     @property
     def files(self) -> tuple[str, ...]:
-        return (ENCODER_FILE,)
+        return () if self.given.is_shared else (ENCODER_FILE,)
 
     @property
     def spec(self) -> Mapping[str, Any]:
@@ -109,6 +128,10 @@ class GivenRowsEntry(PartEntry):
 
     def on_host(self, place: HostPlace) -> GivenRows:
         path, graphs, given = place.folder / ENCODER_FILE, place.graphs, self.given
+        if given.is_shared:
+            target = place.of_target(type(self))
+            assert isinstance(target, GivenRows)  # checked when the bundle was opened
+            return SharedGivenRows(given, target.encoder)
         medium = given.medium
         outputs = embeddings_of(given) | medium.encoder_outputs
         contract = GraphContract(inputs=medium.encoder_inputs, outputs=outputs)
@@ -153,7 +176,7 @@ class GivenRows(Part):
     def bind(self, call: Call, binder: HostBinder) -> None:
         """See Part; pieces with rows in this call are read unless they are kept.
 
-        Raises as ``GivenEncoder.rows``.
+        Raises as ``GivenEncoder.rows``; for one of several prompts that error is returned.
         """
         forward, num_axes = call.forward, self._entry.position_axes
         of_rows = forward.row_sources
@@ -161,7 +184,7 @@ class GivenRows(Part):
         ends = np.array([0 if prompt is None else prompt.end for prompt in prompts])
         nodes, rows = NO_INTS, self._none
         if (forward.positions < ends[of_rows.index]).any():  # not usually: nodes after prompts
-            nodes, rows = self._given(forward, prompts)
+            nodes, rows = self._given(call, prompts)
         arrays: dict[str, NDArray[Any]] = {GIVEN_ROWS: nodes, GIVEN_EMBEDDINGS: rows}
         if num_axes > 1:
             axes = arrays[POSITION_IDS] = np.tile(forward.positions, (num_axes, 1))
@@ -190,19 +213,25 @@ class GivenRows(Part):
         return source
 
     def _given(
-        self, forward: Forward, prompts: Sequence[GivenPrompt | None]
+        self, call: Call, prompts: Sequence[GivenPrompt | None]
     ) -> tuple[Ints, NDArray[np.float32]]:
         """Return which nodes are given, (E,) increasing, and their rows, (E, (1 + K) W)."""
+        forward = call.forward
         index, nodes, rows = forward.row_sources.index, [NO_INTS], [self._none]
         for number, prompt in enumerate(prompts):
             if prompt is None:
                 continue
             own = (index == number).nonzero()[0]
             given, pieces, places = prompt.given_among(forward.positions[own])
-            for piece in np.unique(pieces).tolist():
-                is_of_piece = pieces == piece
-                nodes.append(own[given[is_of_piece]])
-                rows.append(self.encoder.rows(prompt.pieces[piece])[places[is_of_piece]])
+            try:
+                for piece in np.unique(pieces).tolist():
+                    is_of_piece = pieces == piece
+                    rows.append(self.encoder.rows(prompt.pieces[piece])[places[is_of_piece]])
+                    nodes.append(own[given[is_of_piece]])
+            except DsbdError as error:
+                if call.whole.sources is None:
+                    raise
+                call.returned.setdefault("failed", {})[prompt] = error
         joined = np.concatenate(nodes)
         self._check_tokens(forward.token_ids[joined])
         order = joined.argsort(kind="stable")
@@ -216,3 +245,17 @@ class GivenRows(Part):
                 f"the prompt has the token {int(other[0])} at the place of a given row, expected "
                 f"the placeholder {placeholder}: the source is that of another prompt"
             )
+
+
+class SharedGivenRows(GivenRows):
+    """The given rows of a draft, which its target's encoder computes and keeps."""
+
+    @property
+    def num_bytes(self) -> int:
+        return 0
+
+    def reserve(self, num_rows: int, num_used: int) -> None:
+        """See Part: the rows are the target's."""
+
+    def close(self) -> None:
+        """See Part: so is the encoder."""
