@@ -164,7 +164,7 @@ def test_urls_are_read_by_the_function_that_is_given(picture_pipe: Opener) -> No
     limits = MediaLimits(read_url=read_url)
     url = "HTTPS://example.com/page.png"
     found = reader.read(asked_by_url(url), limits=limits)
-    assert seen == [url] and found.source == reader.read(asked_by_url(data_url(data))).source
+    assert seen == [url] and found.inputs == reader.read(asked_by_url(data_url(data))).inputs
     with pytest.raises(InputError, match=r"image_url.url: its server answers 404"):
         reader.read(asked_by_url("http://example.com/missing"), limits=limits)
 
