@@ -3,7 +3,8 @@
 import io
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from dsbd_ort.decoding.batched_decoder import BatchedDecoder, decoded_together
 from dsbd_ort.media_parts import MediaLimits
 from dsbd_ort.media_prompts import MediaReader
 from dsbd_ort.prompts import MediaPrompt
+from dsbd_runtime.bundle_files.bundle import Bundle
 from dsbd_runtime.errors import CapacityError, InputError
 from dsbd_runtime.parts.given_rows import GivenRows
 from dsbd_runtime.text.chat_template import ChatTemplate
@@ -122,9 +124,9 @@ ONLY_PARTS = (
 
 
 def reader_of(pipe: Pipeline, template: str, context_length: int) -> MediaReader:
-    given, compiled = pipe.bundle.manifest.target.given, ChatTemplate(template, {})
-    assert given is not None
-    return MediaReader(given, context_length, pipe.tokenizer, lambda: compiled)
+    bundle = SimpleNamespace(manifest=pipe.bundle.manifest, context_length=context_length)
+    compiled = ChatTemplate(template, {})
+    return MediaReader(cast(Bundle, bundle), pipe.tokenizer, lambda: compiled)
 
 
 def test_texts_become_parts_for_templates_that_read_parts_alone(picture_pipe: Opener) -> None:
@@ -162,8 +164,7 @@ def test_urls_are_read_by_the_function_that_is_given(picture_pipe: Opener) -> No
     limits = MediaLimits(read_url=read_url)
     url = "HTTPS://example.com/page.png"
     found = reader.read(asked_by_url(url), limits=limits)
-    of_data = reader.read(asked_by_url(data_url(data)))
-    assert seen == [url] and found.inputs.source == of_data.inputs.source
+    assert seen == [url] and found.inputs == reader.read(asked_by_url(data_url(data))).inputs
     with pytest.raises(InputError, match=r"image_url.url: its server answers 404"):
         reader.read(asked_by_url("http://example.com/missing"), limits=limits)
 
