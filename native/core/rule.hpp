@@ -52,7 +52,7 @@ private:
 /// last_score: of the finished sequences that count. best_logprob: of the live beams, by which they
 /// would be scored.
 bool is_decided(const DecodingConfig& config, double last_score, double best_logprob,
-                std::int64_t num_layers);
+                std::size_t num_layers);
 
 /// One rule of docs/algorithm.md 3, with the state of one request.
 ///
@@ -64,18 +64,18 @@ public:
     virtual ~SelectionRule() = default;
 
     /// Return the draft's candidates of a layer, in the order drawn. depth: from the prompt on.
-    virtual Ints propose(JointDistribution& joint, std::size_t num_draws, std::int64_t depth) = 0;
+    virtual Ints propose(JointDistribution& joint, std::size_t num_draws, std::size_t depth) = 0;
     /// Return the scores by which `propose` ranks candidates, (num_candidates,). Only of rules
     /// whose output does not depend on the draft.
-    virtual Floats draft_scores(JointDistribution& joint, std::int64_t depth) = 0;
+    virtual Floats draft_scores(JointDistribution& joint, std::size_t depth) = 0;
     /// Return the beams of layer `depth`, `depth` + 1, ... as far as the target has computed, until
     /// the request is finished. At least one layer if the distributions after `beams` are known,
     /// none if logits have to be computed once more.
     virtual std::vector<Beams> select(ForestRunner& target, Beams beams,
                                       const std::vector<DraftLayer>& drafted,
-                                      std::int64_t depth) = 0;
+                                      std::size_t depth) = 0;
     /// Return whether nothing is left to select after `num_layers` layers.
-    virtual bool is_finished(const Beams& beams, std::int64_t num_layers);
+    virtual bool is_finished(const Beams& beams, std::size_t num_layers);
     /// Return the hypotheses one of which will begin the best sequence.
     virtual Ints live(const Beams& beams) { return beams.hypotheses; }
     /// Return the hypotheses that have ended and that no beam stands for any more.
