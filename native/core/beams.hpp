@@ -11,6 +11,9 @@
 
 namespace dsbd {
 
+/// Return logprob / num_tokens ** length_penalty, rounded as Python's.
+double length_score(double logprob, std::int64_t num_tokens, double length_penalty);
+
 /// All hypotheses of a request as back-pointers: each is its parent and one more token. Entry 0 is
 /// the empty one: its parent and token are -1.
 class Hypotheses {
@@ -20,7 +23,7 @@ public:
     std::size_t size() const { return parents.size(); }
     /// Add the hypothesis `parent` with one more token; return its entry.
     std::int64_t extend(std::int64_t parent, std::int64_t token, double token_logprob);
-    /// logprob / num_tokens ** length_penalty, by which sequences are ranked.
+    /// Its `length_score`, by which sequences are ranked.
     double score(std::int64_t entry, double length_penalty) const;
     /// The non-empty entries from the first token to this one, (num_tokens,).
     Ints path(std::int64_t entry) const;
@@ -50,9 +53,6 @@ public:
     Ints entries, tokens;
 
 private:
-    void add(std::int64_t entry);
-    void remove(std::int64_t entry);
-
     const Hypotheses& hypotheses_;
     Ints num_branches_{0}, branches_{0};  // by entry
     Ints live_{0};                        // increasing

@@ -103,6 +103,7 @@ private:
     Flags used() const;
     void keep(const Flags& is_used);
     const Forward& written(std::span<EngineCall* const> calls);
+    void join(const Forward& part);
 
     Engine& engine_;
     std::optional<std::size_t> max_rows_;
