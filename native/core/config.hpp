@@ -68,6 +68,7 @@ struct DecodingConfig {
     std::optional<std::int64_t> forced_bos_token_id;
     std::optional<std::int64_t> forced_eos_token_id;
     std::string trie_file;  // of the option constraint, {"trie": FILE}; empty: none
+    std::string trie_end;   // "leaf" or "eos"; empty: as the file says
     std::shared_ptr<const Constraint> constraint;  // set by whoever opens the file; then
                                                    // `end_after` its longest path
     std::size_t max_new_tokens = 64;

@@ -59,7 +59,8 @@ struct LoopCost {
 /// For a gap that was rarely seen the guess is the first guess times the level of all gaps: how
 /// often layers were accepted over how often that was guessed. So a bad draft is recognized after a
 /// few layers, whatever their gaps were.
-struct AcceptanceEstimator {
+class AcceptanceEstimator {
+public:
     static constexpr std::size_t NUM_BINS = 16;
     using Bins = std::array<double, NUM_BINS>;  // by gap
 
