@@ -37,12 +37,13 @@ public:
     /// Rows that a request that returned a result had in the cache of one engine.
     std::size_t num_rows_at_end() const;
 
+    explicit BatchMember(DecodingRequest given) : request(std::move(given)) {}
+
     DecodingRequest request;
 
 private:
     friend class BatchedDecoder;
 
-    explicit BatchMember(DecodingRequest request) : request(std::move(request)) {}
     EngineCall* call() const { return wanted_again ? wanted_again : wanted; }
     EngineCall* call_of(Role role) const;
 
@@ -54,6 +55,7 @@ private:
     EngineCall* wanted_again = nullptr;  // that the recomputation waits for
     double waits_since = 0.0;            // when it began to wait, on the clock of the request
     bool has_started = false;  // before, the prompt is being computed for another
+    bool has_left = false;
 };
 
 /// The request has given up its rows: it waits until it is resumed.
@@ -102,7 +104,6 @@ public:
 private:
     using Member = std::shared_ptr<BatchMember>;
 
-    bool is_live(const BatchMember& member) const;
     bool prompt_is_coming(const BatchMember& member) const;
     void start(BatchMember& member);
     void start_waiting(std::vector<Progress>& progress);

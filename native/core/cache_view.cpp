@@ -104,9 +104,11 @@ void CacheView::forget_own_rows(std::span<const std::int64_t> slots) {
 }
 
 void CacheView::keep(std::span<const std::int64_t> slots) {
+    kept_.resize(slots.size() * num_words_);
     for (std::size_t i = 0; i < slots.size(); ++i) {
-        std::copy_n(slot(at(slots[i])), num_words_, slot(1 + i));
+        std::copy_n(slot(at(slots[i])), num_words_, kept_.data() + i * num_words_);
     }
+    std::copy(kept_.begin(), kept_.end(), slot(1));
     num_slots_ = 1 + slots.size();
 }
 
@@ -138,7 +140,7 @@ void CacheView::mark_used(Flags& is_used) const {
     for (std::size_t i = 0; i < prefix.tokens.size(); ++i) is_used[at(prefix.rows[i])] = 1;
 }
 
-void CacheView::renumber(std::span<const std::int64_t> new_rows, std::size_t) {
+void CacheView::renumber(std::span<const std::int64_t> new_rows) {
     prefix.rows.resize(prefix.tokens.size());
     for (auto& row : prefix.rows) row = new_rows[at(row)];
     std::vector<std::uint64_t> before(num_words_);

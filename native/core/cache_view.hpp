@@ -41,14 +41,14 @@ public:
     void append(std::span<const std::int64_t> parent_slots, std::size_t first_row, BitRows& mask);
     /// Let the slots see what the parents of their nodes do: no longer their own rows.
     void forget_own_rows(std::span<const std::int64_t> slots);
-    /// Keep slot 0 and these, increasing, which become 1, 2, ...; drop all others.
+    /// Keep slot 0 and these, in any order, which become 1, 2, ...; drop all others.
     void keep(std::span<const std::int64_t> slots);
     /// Leave to the next request the rows that all slots see; free the others. agreed_tokens: from
     /// position 0 on, those that all paths share.
     void end(const Ints& agreed_tokens);
 
     void mark_used(Flags& is_used) const override;
-    void renumber(std::span<const std::int64_t> new_rows, std::size_t num_kept) override;
+    void renumber(std::span<const std::int64_t> new_rows) override;
 
     /// The rows that a slot sees, increasing; those of the prefix as well for slot 0.
     Ints seen_rows(std::size_t slot) const;
@@ -68,7 +68,8 @@ private:
 
     bool hides_first_;
     std::size_t num_slots_ = 1, num_words_ = 8;
-    std::vector<std::uint64_t> seen_;  // (slots there is room for, num_words) words
+    std::vector<std::uint64_t> seen_;  // (slots there is room for, num_words)
+    std::vector<std::uint64_t> kept_;  // of `keep`; its memory is used again
 };
 
 }  // namespace dsbd

@@ -48,12 +48,12 @@ std::int64_t Forest::child(std::int64_t parent, std::int64_t token) const {
     return node;
 }
 
-const std::vector<std::uint64_t>& Forest::candidate_keys(JointDistribution& joint) const {
+const std::vector<std::uint64_t>& Forest::candidate_keys(const JointDistribution& joint) const {
     if (joint.path_keys.empty()) {
         joint.path_keys.resize(joint.tokens.size());
         for (std::size_t i = 0; i < joint.tokens.size(); ++i) {
             const std::uint64_t key = path_keys[at(joint.nodes[at(joint.parents[i])])];
-            joint.path_keys[i] = mix64(key, joint.tokens[i]);
+            joint.path_keys[i] = child_key(key, joint.tokens[i]);
         }
     }
     return joint.path_keys;
@@ -76,8 +76,7 @@ Nodes Forest::descend(const JointDistribution& joint, std::span<const std::int64
             continue;
         }
         nodes[i] = static_cast<std::int64_t>(size());
-        const bool has_key = !joint.path_keys.empty();
-        append(parent, token, has_key ? joint.path_keys[candidate] : mix64(path_keys[at(parent)], token));
+        append(parent, token, child_key(path_keys[at(parent)], token));
     }
     if (size() > first) end_some(first);
     return nodes;

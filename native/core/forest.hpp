@@ -41,7 +41,7 @@ public:
     const Nodes& slots_of(Role role) const { return slots[static_cast<std::size_t>(role)]; }
 
     /// Return the path keys of all candidates, (num_candidates,); stored in `joint`.
-    const std::vector<std::uint64_t>& candidate_keys(JointDistribution& joint) const;
+    const std::vector<std::uint64_t>& candidate_keys(const JointDistribution& joint) const;
     /// Return the node of every distinct chosen candidate; an absorbing beam's is its own.
     Nodes descend(const JointDistribution& joint, std::span<const std::int64_t> chosen);
     /// Return which chosen candidates would end by the state of a path, (num_chosen,).

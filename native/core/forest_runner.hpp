@@ -4,7 +4,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "beams.hpp"
@@ -12,6 +14,7 @@
 #include "computed_distributions.hpp"
 #include "drafting/draft.hpp"
 #include "engine_call.hpp"
+#include "error.hpp"
 #include "forest.hpp"
 
 namespace dsbd {
@@ -40,7 +43,9 @@ public:
     /// Whether the distribution after each is known; an absorbing one needs none.
     bool are_computed(std::span<const std::int64_t> nodes) const;
     Nodes missing() const;
-    Nodes pending(std::span<const std::int64_t> nodes) const { return forest.pending(nodes, slots()); }
+    Nodes pending(std::span<const std::int64_t> nodes) const {
+        return forest.pending(nodes, slots());
+    }
 
     /// Every row needs the model, and what it has not computed above.
     std::optional<LayerNeeds> look_up(const Nodes& nodes, const TakesAll& takes_all) override;
@@ -49,7 +54,9 @@ public:
     JointDistribution joint(const Nodes& nodes, const Floats& log_weights,
                             const Ints& copies) override;
     /// The warped log-probability of one token after each computed node.
-    Floats log_probs(std::span<const std::int64_t> nodes, std::span<const std::int64_t> tokens);
+    Floats log_probs(std::span<const std::int64_t> nodes, std::span<const std::int64_t> tokens) {
+        return distributions.log_probs(nodes, tokens);
+    }
 
     /// Look for continuations that an engine with a top-k head did not return.
     ///
@@ -76,7 +83,16 @@ protected:
     bool is_unread_ = false, is_put_off_ = false;       // see LateRunner
 
 private:
-    [[noreturn]] void fail(const char* what) const;
+    /// Nodes that are about to be computed.
+    struct Computing {
+        Nodes nodes;
+        Ints parent_slots;
+    };
+    Computing begin_computing(Nodes nodes);
+    void write(const Computing& computing, std::size_t first_row, Forward& forward);
+    void write_prompt(std::span<const std::int64_t> chunk, std::size_t start,
+                      std::size_t first_row, Forward& forward);
+    ModelError named(const ModelError& error) const;
 
     PromptScorer* scorer_;
 };
@@ -93,11 +109,8 @@ public:
     /// Be put off if that costs less than to stay up to date in iterations without a draft. With 0
     /// iterations, be ready for a draft below these beams.
     void rest(std::size_t num_iterations, const Beams& beams);
-    /// Tokens of prompt and source that are read before the first node.
-    struct Unread {
-        std::size_t num_tokens = 0, num_source_tokens = 0;
-    };
-    Unread unread() const;
+    /// Return how many tokens of prompt and source are read before the first node.
+    std::pair<std::size_t, std::size_t> unread() const;
     void finish(const Ints& agreed_tokens) override;
 
 protected:

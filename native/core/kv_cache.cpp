@@ -227,7 +227,7 @@ void SharedKVCache::keep(const Flags& is_used) {
     }
     if (kept.size() == is_used.size()) return;
     engine_.keep(kept);
-    for (UsedRows* view : views_) view->renumber(new_rows, kept.size());
+    for (UsedRows* view : views_) view->renumber(new_rows);
 }
 
 }  // namespace dsbd

@@ -52,7 +52,7 @@ public:
     /// Mark the rows of the cache that they are, (num_rows of the engine,).
     virtual void mark_used(Flags& is_used) const = 0;
     /// Follow the engine, which has kept some rows; `new_rows` is new row by old.
-    virtual void renumber(std::span<const std::int64_t> new_rows, std::size_t num_kept) = 0;
+    virtual void renumber(std::span<const std::int64_t> new_rows) = 0;
 
     PrefixCache prefix;
 };

@@ -32,7 +32,7 @@ public:
     std::size_t num_rows() const { return tokens_.size(); }
     CacheView& view() { return view_; }
     void mark_used(Flags& is_used) const override;
-    void renumber(std::span<const std::int64_t> new_rows, std::size_t num_kept) override;
+    void renumber(std::span<const std::int64_t> new_rows) override;
 
 private:
     void begin(PrefixCache shared);
