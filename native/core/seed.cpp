@@ -47,7 +47,7 @@ std::array<std::uint32_t, 4> seed_pool(Uint128 seed) {
 constexpr Uint128 MULTIPLIER = Uint128{0x2360ED051FC65DA4u} << 64 | 0x4385DF649FCCF645u;
 
 /// Tables of the ziggurat of exponential numbers (Marsaglia and Tsang, 2000), 256 layers of equal
-/// area: numpy's, which are those of the exact formulas, rounded.
+/// area, as numpy has them: the exact widths, rounded.
 struct Ziggurat {
     static constexpr long double START = 7.6971174701310497140446280481L;  // of the tail
     std::array<std::uint64_t, 256> most{};  // draws below fall within the layer above as well
@@ -55,20 +55,20 @@ struct Ziggurat {
 
     Ziggurat() {
         constexpr long double scale = 9007199254740992.0L;  // 2 ** 53
-        constexpr long double base = START + 1.0L;              // of the lowest layer, with the tail
-        const long double area = base * std::exp(-START);  // of a layer
-        long double x = START, above = x;
-        most[0] = static_cast<std::uint64_t>(x / base * scale);
+        constexpr long double base = START + 1.0L;          // of the lowest layer, with the tail
+        const long double area = base * std::exp(-START);   // of a layer
+        long double x = START, above = base, height = std::exp(-START), rest = 0.0L;
         widths[0] = static_cast<double>(base / scale);
         heights[0] = 1.0;
-        widths[255] = static_cast<double>(x / scale);
-        heights[255] = static_cast<double>(std::exp(-x));
-        for (std::size_t i = 254; i >= 1; --i) {
-            x = -std::log(area / x + std::exp(-x));
-            most[i + 1] = static_cast<std::uint64_t>(x / above * scale);
+        for (std::size_t i = 255; i >= 1; --i) {
+            most[(i + 1) % 256] = static_cast<std::uint64_t>(x / above * scale);
             widths[i] = static_cast<double>(x / scale);
-            heights[i] = static_cast<double>(std::exp(-x));
+            heights[i] = static_cast<double>(height);
+            const long double term = area / x + rest, sum = height + term;
+            rest = term - (sum - height);  // lost by rounding: an error of the last bit grows
+            height = sum;
             above = x;
+            x = -std::log(height) - rest / height;
         }
     }
 };

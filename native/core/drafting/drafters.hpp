@@ -13,6 +13,7 @@
 
 #include "drafting/draft.hpp"
 #include "drafting/ngram.hpp"
+#include "logits_processing/allowed_after.hpp"
 
 namespace dsbd {
 
@@ -41,25 +42,33 @@ private:
     /// Candidates that are proposed without the model, for some of a layer's beams.
     struct Layer {
         Flags is_known;    // (num_beams,) of which beams
-        Ints parents;      // (n,) the index of each candidate's beam; increasing once sorted
+        Ints parents;      // (n,) the index of each candidate's beam, increasing
         Ints tokens;       // (n,) STAY for a beam that has ended
         Floats log_probs;  // (n,)
         Floats unlisted;   // (num_beams,) probability of all other tokens together
 
+        explicit Layer(std::size_t num_beams) : is_known(num_beams), unlisted(num_beams) {}
         void add(std::size_t beam, std::int64_t token, double log_prob);
-        void sort();
+    };
+    /// What the constraint says of a layer.
+    struct Allowed {
+        std::vector<AllowedAfter> after;  // (num_beams,); nothing of beams that have ended
+        Flags are_asked;                  // (num_beams,) whether it drafts
     };
 
-    bool ask_constraint(const Nodes& nodes, const TakesAll& takes_all, LayerNeeds& needs);
-    void ask_ngram(const Nodes& nodes);
-    Ints open_beams() const;
+    std::optional<Allowed> ask_constraint(const Nodes& nodes, const TakesAll& takes_all,
+                                          LayerNeeds& needs) const;
+    void ask_ngram(std::size_t beam, std::int64_t node);
+    bool has_ended(std::int64_t node) const {
+        return forest_.has_ends && forest_.is_absorbing[static_cast<std::size_t>(node)];
+    }
 
     const Forest& forest_;
     RequestProcessing* processing_;
     NGramDrafter* ngram_;
     ForestRunner* model_;
     bool proposes_ends_;
-    Layer layer_;
+    Layer layer_{0};
 };
 
 }  // namespace dsbd

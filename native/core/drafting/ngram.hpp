@@ -68,11 +68,16 @@ public:
     NGramPaths(std::span<const std::int64_t> prompt_ids, const Prediction& prediction);
 
     std::span<const std::int64_t> tail(std::int64_t node) const;
-    const Place& place(std::int64_t node) const { return paths_[static_cast<std::size_t>(node)].place; }
+    const Place& place(std::int64_t node) const {
+        return paths_[static_cast<std::size_t>(node)].place;
+    }
 
-    bool add(std::int64_t parent, std::int64_t token) override;
-    bool would_end(std::int64_t, std::int64_t) override { return false; }
-    void prune(std::span<const std::int64_t> kept, const Flags& is_absorbing) override;
+    void add(std::span<const std::int64_t> parents, std::span<const std::int64_t> tokens,
+             std::span<std::uint8_t> ends) override;
+    void would_end(std::span<const std::int64_t>, std::span<const std::int64_t>,
+                   std::span<std::uint8_t>) const override {}
+    void prune(std::span<const std::int64_t> kept,
+               std::span<const std::uint8_t> is_absorbing) override;
 
 private:
     struct Path {
@@ -84,12 +89,11 @@ private:
     const Prediction& prediction_;
 };
 
-/// Tokens that may follow some paths.
+/// Tokens that may follow a path.
 struct Proposals {
-    Ints paths;         // (n,) the index of each candidate's path, increasing
-    Ints tokens;        // (n,)
-    Floats log_probs;   // (n,)
-    Floats unlisted;    // (num_paths,) probability of all other tokens together
+    Ints tokens;             // (n,)
+    Floats log_probs;        // (n,)
+    double unlisted = 1.0;   // probability of all other tokens together
 };
 
 /// Next-token distributions by what followed before: in the prompt, the output and a pool.
@@ -113,12 +117,11 @@ public:
 
     /// Count the last token of these paths, each a committed one and for the first time.
     void learn(std::span<const std::int64_t> nodes);
-    /// Return what may follow the paths of nodes.
-    Proposals proposals(std::span<const std::int64_t> nodes);
+    /// Return what may follow the path of a node.
+    Proposals proposals(std::int64_t node);
 
 private:
     struct Shares;
-    void add_proposals(std::int64_t path, std::int64_t node, Proposals& found);
     Shares shares(std::span<const std::int64_t> tail, const Place& place) const;
     void count_shares(std::span<const std::int64_t> tail, Shares& found) const;
 
