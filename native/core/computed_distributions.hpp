@@ -59,7 +59,7 @@ private:
 
     bool can_read_;
     std::size_t vocab_size_;
-    std::int64_t first_slot_ = -1;  // of the latest call; -1: none
+    std::int64_t first_slot_ = -1;  // of the latest call; -1: there was no call
     Logits logits_;
     Ints read_slots_;
     Ints slots_, tokens_;  // (num_tokens,), as the raw log-probabilities

@@ -15,35 +15,35 @@
 
 namespace dsbd {
 
-/// The next-token distribution of one position.
-struct TokenDistribution {
-    std::span<const std::int64_t> tokens;  // top_k of them by decreasing logit, ties by id; or by id
-    std::span<const double> log_probs;     // warped; -inf if top-p has cut a token
-    std::span<const double> raw_log_probs; // unwarped, over the whole vocabulary
-};
-
-/// The arrays of candidates, one entry for each, into which distributions are copied.
+/// Arrays of candidates into which a distribution is copied, one entry for each token.
 struct CandidateArrays {
-    std::int64_t* tokens;
-    double* log_probs;
-    double* raw_log_probs;
+    std::int64_t* tokens;   // top_k of them by decreasing logit, ties by id; or all by id
+    double* log_probs;      // warped; -inf if top-p has cut a token
+    double* raw_log_probs;  // unwarped, over the whole vocabulary
 };
 
 class TokenDistributions {
 public:
     enum class Kind : std::uint8_t { none, top, dense, listed };
 
-    /// Row 0 is no distribution.
+    /// Begin with row 0, which is no distribution and has no tokens.
     explicit TokenDistributions(const Warp& warp) : warp_(warp) { clear(); }
 
+    /// Of all rows; none: there is only row 0.
     Kind kind() const { return kind_; }
     /// Rows, row 0 included.
     std::size_t size() const { return begins_.size(); }
 
-    /// Add a row of the K most probable tokens: room for K ids and logits, to be filled.
-    std::span<double> add_top(std::size_t num_tokens, double normalizer, std::int64_t*& tokens);
-    /// Add a row of the whole vocabulary, (vocab_size,), which is copied. normalizer: NaN if it is
-    /// to be computed when the row is read.
+    /// Add a row of the K most probable tokens; return arrays to be filled with these and their
+    /// logits.
+    struct TopRow {
+        std::int64_t* tokens;
+        double* logits;
+    };
+    TopRow add_top(std::size_t num_tokens, double normalizer);
+    /// Add a row of the whole vocabulary, which is copied. ModelError: see `largest_logit`.
+    void add_dense(std::span<const float> logits);
+    /// Add a row of the whole vocabulary of an engine that returns largest logit and normalizer.
     void add_dense(std::span<const float> logits, float largest, double normalizer);
     /// Add a row of listed tokens, of which those of log-probability -inf are left out.
     void add_listed(std::span<const std::int64_t> tokens, std::span<const double> log_probs,
@@ -53,36 +53,39 @@ public:
     void keep(std::span<const std::int64_t> rows);
     void clear();
 
-    /// How many tokens a row has; of row 0 as many as any other, 1 if the tokens are listed.
-    std::size_t num_tokens(std::size_t row) const;
+    std::size_t num_tokens(std::int64_t row) const { return counts_[static_cast<std::size_t>(row)]; }
     /// Write the candidates of a row, `num_tokens(row)` of them.
-    void copy(std::size_t row, const CandidateArrays& found);
-    /// Return a row, valid until the next call.
-    TokenDistribution read(std::size_t row);
-    /// Return the last log-probability of a top row.
-    double least(std::size_t row);
+    void copy(std::int64_t row, const CandidateArrays& found);
+    /// Return the last log-probability of a row of the most probable tokens.
+    double least(std::int64_t row);
     /// Return the warped log-probability of one token of a row, -inf if it cannot be drawn.
-    double log_prob_of(std::size_t row, std::int64_t token);
+    double log_prob_of(std::int64_t row, std::int64_t token);
 
     std::size_t num_bytes() const;
 
 private:
-    void make(std::size_t row);  // of a top row that holds logits
-    void begin(Kind kind);
+    /// The numbers of all rows; one set is spare, for `keep`.
+    struct Entries {
+        Ints tokens;  // of top and listed rows, as the following
+        Floats log_probs, raw_log_probs;
+        std::vector<float> logits;  // of dense rows
+    };
+
+    std::size_t add_row(Kind kind, std::size_t num_entries, std::size_t num_tokens);
+    /// Warp a top row that holds logits, if it still does; return where it begins.
+    std::size_t made(std::int64_t row);
+    std::span<const float> logits_of(std::size_t row) const;
+    /// Write the warped log-probabilities of a dense row, (vocab_size,).
+    void warp_dense(std::size_t row, double* log_probs);
+    double normalizer_of(std::size_t row);
 
     Warp warp_;
     Kind kind_ = Kind::none;
-    std::size_t vocab_size_ = 0;               // of dense rows
-    std::vector<std::size_t> begins_, counts_;  // by row, in the arrays of entries
-    std::vector<std::uint8_t> is_made_;         // by row: whether a top row has been warped
-    Floats normalizers_;                        // by row
-    std::vector<float> largest_;                // by row
-    Ints tokens_;                               // by entry, as the following
-    Floats log_probs_, raw_log_probs_;
-    std::vector<float> logits_;                 // of dense rows, (num_rows, vocab_size)
-    TokenDistribution read_;
-    Ints read_tokens_;
-    Floats read_log_probs_, read_raw_;
+    Entries entries_, spare_;
+    std::vector<std::size_t> begins_, counts_;  // by row, as the following
+    std::vector<std::uint8_t> is_made_;         // whether a top row is warped
+    std::vector<float> largest_;                // of dense rows
+    Floats normalizers_;                        // NaN: not computed yet
 };
 
 }  // namespace dsbd

@@ -24,15 +24,17 @@ inline bool has_full(const Logits& logits) { return logits.values || logits.full
 /// Return all logits of a row, (vocab_size,); `buffer` holds those that an engine reads later.
 std::span<const float> full_row(const Logits& logits, std::size_t row, std::vector<float>& buffer);
 
+/// ModelError: a top-k head returned an infinite or NaN number, or a larger one after the first.
+/// Those of a dense head are checked when they are read.
+void check_largest(const Logits& logits);
+
 /// Return the log of a row's sum of exp(logit); ModelError: it is not finite.
 double log_normalizer(const Logits& logits, std::size_t row);
-/// The same if all logits of the row have been read.
-double log_normalizer(const Logits& logits, std::size_t row, std::span<const float> full);
 
-/// Return how many tokens `most_probable` writes: `number`, 0: all that are known.
+/// Return how many tokens `most_probable` writes for `number`; 0: all that are known.
 std::size_t num_most_probable(const Logits& logits, std::size_t number);
 /// Write the most probable tokens of a row by decreasing logit, ties by increasing id, and their
-/// logits. ModelError: NaN, an infinite first logit, or a larger one after the first.
+/// logits. Both checks have been made.
 void most_probable(const Logits& logits, std::size_t row, std::size_t number, std::int64_t* tokens,
                    double* scores);
 

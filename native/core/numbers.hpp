@@ -17,8 +17,8 @@ inline constexpr double LOG_ZERO = -std::numeric_limits<double>::infinity();
 
 using Columns = std::vector<std::uint32_t>;
 
-/// e ** x as numpy computes it in float32.
-float exp32(float x);
+/// ModelError: the largest logit of a row is NaN or infinite.
+void check_finite(double largest);
 
 /// Return the largest logit of a row; ModelError: it is NaN or infinite.
 float largest_logit(std::span<const float> logits);
@@ -26,15 +26,16 @@ float largest_logit(std::span<const float> logits);
 /// Return log(sum(exp(logit))) of a whole row; ModelError as `largest_logit`.
 double log_normalizer(std::span<const float> logits);
 
-/// Write e ** x of every number.
-void exp_of(std::span<const double> numbers, double* found);
-
 /// Turn scores into log-probabilities. Their largest is 0, or the log of what was the largest
 /// probability: no exp can overflow, nor all underflow.
 void log_normalise(std::span<double> scores);
+/// The same if only these columns, increasing, are above -inf.
+void log_normalise(std::span<double> scores, const Columns& columns);
 
 /// Return a sum in numpy's order, that of a row of a table of any width (zeros follow the terms).
 double row_sum(std::span<const double> terms);
+/// The same if the terms stand in these columns, increasing, with zeros between them.
+double row_sum(std::span<const double> terms, const Columns& columns);
 /// Return a sum in the order of numpy's `sum` of one contiguous axis.
 double pairwise_sum(std::span<const double> terms);
 

@@ -57,8 +57,8 @@ public:
 private:
     const Forest& forest_;
     const Hypotheses& hypotheses_;
-    Ints tokens_;      // (num_slots, number)
-    Floats logprobs_;  // (num_slots, number)
+    Ints tokens_;      // (num_slots, number), as the log-probabilities
+    Floats logprobs_;
     std::map<std::int64_t, TokenLogprobs> kept_;  // by hypothesis
 };
 

@@ -20,8 +20,9 @@ public:
     enum class End : std::uint8_t { leaf, eos };
 
     /// Read what dsbd_ort.TokenTrie.save wrote; end: none: as saved. Error: it is no such file.
-    static TokenTrie load(const std::filesystem::path& path, std::optional<End> end = std::nullopt);
+    explicit TokenTrie(const std::filesystem::path& path, std::optional<End> end = std::nullopt);
 
+    /// The highest token id of all sequences.
     std::int64_t highest_token() const;
     std::string name() const override;
     State start(std::span<const std::int64_t>) const override { return 0; }
@@ -33,14 +34,15 @@ public:
     std::optional<std::size_t> most_tokens() const override;
 
 private:
-    TokenTrie() = default;
-    std::size_t offset(std::size_t node) const { return row_offsets_[node]; }
+    /// The edges of a node.
+    std::span<const std::int32_t> edges(State state) const;
+    bool is_trie() const;
 
     std::string path_;
     End end_ = End::leaf;
-    std::vector<std::uint64_t> row_offsets_;  // (num_nodes + 1,) edges of node n begin here
-    std::vector<std::int32_t> tokens_;        // (num_nodes - 1,) of the edge to node e + 1
-    std::vector<std::uint8_t> is_end_;        // (num_nodes,)
+    std::vector<std::int64_t> row_offsets_;  // (num_nodes + 1,) edges of node n begin here
+    std::vector<std::int32_t> tokens_;       // (num_nodes - 1,) of the edge to node e + 1
+    std::vector<std::uint8_t> is_end_;       // (num_nodes,)
 };
 
 }  // namespace dsbd

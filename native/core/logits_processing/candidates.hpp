@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <vector>
 
 #include "forward.hpp"
 #include "logits_processing/path_states.hpp"
@@ -30,10 +31,12 @@ public:
     /// Set the score of a token to -inf, if it is a candidate.
     void ban(std::int64_t token, std::span<double> scores) const;
 
-    /// The tokens of the prompt and the path, each once.
-    const Ints& seen() const;
-    /// How often a token is among the path's new ones.
-    std::size_t new_count(std::int64_t token) const;
+    /// A candidate that is in the prompt or in the path, and how often it is among the new tokens.
+    struct Seen {
+        std::size_t place;
+        std::size_t new_count;
+    };
+    const std::vector<Seen>& seen() const;
 
     const PathTokens& paths;
     const std::int64_t node;
@@ -41,8 +44,7 @@ public:
     const std::size_t vocab_size;
 
 private:
-    const Ints& sorted_own() const;
-    mutable std::optional<Ints> seen_, sorted_own_;
+    mutable std::optional<std::vector<Seen>> seen_;
 };
 
 /// A deterministic function of the path that changes the scores of the next token.

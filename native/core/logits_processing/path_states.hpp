@@ -114,9 +114,12 @@ public:
     Ints distinct;  // tokens of the prompt and of the shared new ones, each once
 
 private:
+    void widen();
+    std::size_t num_agreed_of(std::span<const std::uint8_t> is_absorbing);
+
+    std::size_t room_ = 8;
     Ints own_;                          // (num_nodes, room)
     std::vector<std::size_t> num_own_;  // by node
-    std::size_t room_ = 8;
 };
 
 }  // namespace dsbd

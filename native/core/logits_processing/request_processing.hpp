@@ -53,13 +53,24 @@ public:
     void check_continues(std::span<const std::int64_t> nodes, std::size_t num_candidates) const;
 
 private:
-    struct Row;
+    /// A row at hand: the logits after a node, and what may follow it.
+    struct Row {
+        const Logits& logits;
+        std::size_t index;
+        std::int64_t node;
+        const AllowedAfter& allowed;
+        double normalizer;
+        bool is_draft;
+    };
     void append_row(const Row& row, TokenDistributions& known);
+    /// Append the distribution of the tokens that a top-k head returned; false: others may matter.
     bool append_top_row(const Row& row, TokenDistributions& known);
-    void append_whole_row(const Row& row, TokenDistributions& known);
-    void append_listed_row(const Row& row, TokenDistributions& known);
+    void append_full_row(const Row& row, TokenDistributions& known);
+    void read_top_row(const Row& row);
+    void look_up(const Ints& listed);
+    bool may_raise(const Candidates& candidates) const;
     void process_scores(const Candidates& candidates, double normalizer);
-    void append_processed(const Candidates& candidates, TokenDistributions& known);
+    void append_processed(std::span<const std::int64_t> tokens, TokenDistributions& known);
     std::string new_tokens(std::int64_t node) const;
 
     Warp warp_;
@@ -67,8 +78,9 @@ private:
     std::vector<std::unique_ptr<LogitsProcessor>> processors_;
     PathTokens paths_;
     std::optional<ConstraintStates> constraint_;
-    Ints tokens_;  // of the row at hand, as the following
-    Floats scores_, raw_;
+    // Of the row at hand, by candidate; the scores are processed ones in the end.
+    Ints tokens_;
+    Floats scores_, raw_, before_;
     std::vector<float> logits_;
 };
 
