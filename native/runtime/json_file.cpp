@@ -24,17 +24,17 @@ std::size_t whole_number(const Json& value, std::uint64_t most, std::uint64_t le
 
 }  // namespace
 
-std::string in_short(const Json& value) {
+std::string shown_in_short(const Json& value) {
     const std::string text = value.dump(-1, ' ', true, Json::error_handler_t::replace);
     return text.size() <= 100 ? text : text.substr(0, 97) + "...";
 }
 
 Error mismatch_error(std::string_view expected, const Json& value, std::string_view where) {
-    return Error(std::string(where) + " is " + in_short(value) + ", expected " +
+    return Error(std::string(where) + " is " + shown_in_short(value) + ", expected " +
                  std::string(expected) + "; export the bundle again");
 }
 
-Json json_from_file(const std::filesystem::path& file) {
+Json parsed_file(const std::filesystem::path& file) {
     std::error_code error;
     const std::uintmax_t size = std::filesystem::file_size(file, error);
     if (error || size > MOST_BYTES) {
@@ -67,9 +67,9 @@ void JsonObject::check_known(std::initializer_list<std::string_view> names,
     for (const auto& [name, value] : value_->items()) {
         const bool is_known = std::find(names.begin(), names.end(), name) != names.end();
         if (!is_known && !value.is_null()) {
-            throw Error(where_ + " has " + in_short(name) + " " + in_short(value) +
+            throw Error(where_ + " has " + shown_in_short(name) + " " + shown_in_short(value) +
                         ", which this version of dsbd_native does not know; use the version that "
-                        "made the bundle (" + in_short(made_by) + ") or a later one");
+                        "made the bundle (" + shown_in_short(made_by) + ") or a later one");
         }
     }
 }

@@ -21,13 +21,13 @@ using Json = nlohmann::ordered_json;
 inline constexpr std::uint64_t MOST_COUNT = (std::uint64_t{1} << 31) - 1;
 
 /// At most 100 characters, in one line, that show a value.
-std::string in_short(const Json& value);
+std::string shown_in_short(const Json& value);
 
 /// The error for an unexpected value at a place.
 Error mismatch_error(std::string_view expected, const Json& value, std::string_view where);
 
 /// Parse the file of a bundle; Error if it is missing, too large or invalid.
-Json json_from_file(const std::filesystem::path& file);
+Json parsed_file(const std::filesystem::path& file);
 
 /// An object of a file and its place there. Its readers raise Error at the first mismatch.
 class JsonObject {
