@@ -118,29 +118,35 @@ std::size_t at(std::int64_t number) { return static_cast<std::size_t>(number); }
 
 }  // namespace
 
-TokenTrie::TokenTrie(const std::filesystem::path& path, std::optional<End> end)
-    : path_(path.string()) {
-    const std::string bytes = read_file(path);
+TokenTrie TokenTrie::load(const std::filesystem::path& path, std::optional<End> end) {
+    TokenTrie trie(path);
     try {
-        Arrays arrays(bytes);
-        const auto head = arrays.next<std::int64_t>();
-        if (head.size() != 2 || head[0] != VERSION) {
-            throw Error(path_ + " begins with " + (head.empty() ? "[]" : std::to_string(head[0])) +
-                        ", a trie of this release with " + std::to_string(VERSION) +
-                        "; save it again");
-        }
-        check_seal(bytes);
-        row_offsets_ = arrays.next<std::int64_t>();
-        tokens_ = arrays.next<std::int32_t>();
-        is_end_ = arrays.next<std::uint8_t>();
-        end_ = end.value_or(head[1] ? End::eos : End::leaf);
+        trie.read_arrays(read_file(path));
     } catch (const Error&) {
         throw;
     } catch (const std::runtime_error& error) {
-        throw Error(path_ + " is no saved trie, or not whole (" + error.what() +
+        throw Error(path.string() + " is no saved trie, or not whole (" + error.what() +
                     "); save it again");
     }
-    if (!is_trie()) throw Error(path_ + " has arrays that do not form a trie; save it again");
+    if (!trie.is_trie()) {
+        throw Error(path.string() + " has arrays that do not form a trie; save it again");
+    }
+    trie.end_ = end.value_or(trie.end_);
+    return trie;
+}
+
+void TokenTrie::read_arrays(const std::string& bytes) {
+    Arrays arrays(bytes);
+    const auto head = arrays.next<std::int64_t>();
+    if (head.size() != 2 || head[0] != VERSION) {
+        throw Error(path_ + " begins with " + (head.empty() ? "[]" : std::to_string(head[0])) +
+                    ", a trie of this release with " + std::to_string(VERSION) + "; save it again");
+    }
+    check_seal(bytes);
+    row_offsets_ = arrays.next<std::int64_t>();
+    tokens_ = arrays.next<std::int32_t>();
+    is_end_ = arrays.next<std::uint8_t>();
+    end_ = head[1] ? End::eos : End::leaf;
 }
 
 bool TokenTrie::is_trie() const {

@@ -20,7 +20,7 @@ public:
     enum class End : std::uint8_t { leaf, eos };
 
     /// Read what dsbd_ort.TokenTrie.save wrote; end: none: as saved. Error: it is no such file.
-    explicit TokenTrie(const std::filesystem::path& path, std::optional<End> end = std::nullopt);
+    static TokenTrie load(const std::filesystem::path& path, std::optional<End> end = std::nullopt);
 
     /// The highest token id of all sequences.
     std::int64_t highest_token() const;
@@ -34,6 +34,8 @@ public:
     std::optional<std::size_t> most_tokens() const override;
 
 private:
+    explicit TokenTrie(const std::filesystem::path& path) : path_(path.string()) {}
+    void read_arrays(const std::string& bytes);
     /// The edges of a node.
     std::span<const std::int32_t> edges(State state) const;
     bool is_trie() const;
