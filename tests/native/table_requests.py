@@ -329,9 +329,7 @@ def main(folder: Path, number: int, seed_number: int) -> None:
             refused.append(request.options)
         else:
             requests.append(request)
-    runs = [
-        case.run(folder) for case in cases_of(requests, np.random.default_rng(seed_number))
-    ]
+    runs = [case.run(folder) for case in cases_of(requests, np.random.default_rng(seed_number))]
     written = {"cases": [case for case, _ in runs], "refused": refused}
     expected = {"cases": [found for _, found in runs], "refused": [True] * len(refused)}
     (folder / "cases.json").write_text(json.dumps(written))

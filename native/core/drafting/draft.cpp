@@ -28,7 +28,7 @@ bool FixedDraftPolicy::wants_layer(std::size_t, std::size_t) {
     return layer_ < layer_widths_.size() && layer_ + num_forced_ < most_layers_;
 }
 
-Ints FixedDraftPolicy::choose(JointDistribution& joint, std::int64_t depth) {
+Ints FixedDraftPolicy::choose(JointDistribution& joint, std::size_t depth) {
     return propose_(joint, layer_widths_[layer_++], depth);
 }
 
@@ -40,7 +40,7 @@ Ints FixedDraftPolicy::choose_forced(const JointDistribution& joint) {
 
 EngineCalls<std::vector<DraftLayer>> draft_forest(Forest& forest, Drafter& drafter,
                                                   const Beams& beams, DraftPolicy& policy,
-                                                  std::int64_t depth, bool keeps_distributions,
+                                                  std::size_t depth, bool keeps_distributions,
                                                   bool repeats) {
     std::vector<DraftLayer> layers;
     Nodes nodes = beams.nodes;
@@ -58,7 +58,7 @@ EngineCalls<std::vector<DraftLayer>> draft_forest(Forest& forest, Drafter& draft
         co_await drafter.compute(std::move(needs->pending));
         JointDistribution joint = drafter.joint(nodes, log_u, copies);
         if (!joint.num_candidates()) break;  // none is known, or processors and constraint leave none
-        const auto depth_now = depth + static_cast<std::int64_t>(layers.size());
+        const std::size_t depth_now = depth + layers.size();
         DraftLayer layer;
         layer.drawn = is_forced ? policy.choose_forced(joint) : policy.choose(joint, depth_now);
         if (layer.drawn.empty()) break;

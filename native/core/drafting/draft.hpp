@@ -39,9 +39,9 @@ struct Iteration {
 };
 
 /// (joint, num_draws, depth) -> the draft's candidates in the order drawn.
-using Propose = std::function<Ints(JointDistribution&, std::size_t, std::int64_t)>;
+using Propose = std::function<Ints(JointDistribution&, std::size_t, std::size_t)>;
 /// (joint, depth) -> (num_candidates,): by these a rule ranks candidates.
-using Scores = std::function<Floats(JointDistribution&, std::int64_t)>;
+using Scores = std::function<Floats(JointDistribution&, std::size_t)>;
 /// (num_candidates, num_rows): see DraftPolicy::takes_all.
 using TakesAll = std::function<bool(std::size_t, std::size_t)>;
 
@@ -94,7 +94,7 @@ public:
     /// of all that there are, else 0.
     virtual bool wants_layer(std::size_t num_rows, std::size_t num_whole = 0) = 0;
     /// Return the candidates to add, best first; none ends the draft.
-    virtual Ints choose(JointDistribution& joint, std::int64_t depth) = 0;
+    virtual Ints choose(JointDistribution& joint, std::size_t depth) = 0;
     /// Return all candidates of a forced layer if these are worth their rows, else none.
     virtual Ints choose_forced(const JointDistribution& joint) = 0;
 };
@@ -108,7 +108,7 @@ public:
     void begin(std::size_t num_pending, std::size_t most_layers) override;
     bool takes_all(std::size_t num_candidates, std::size_t num_rows) override;
     bool wants_layer(std::size_t num_rows, std::size_t num_whole = 0) override;
-    Ints choose(JointDistribution& joint, std::int64_t depth) override;
+    Ints choose(JointDistribution& joint, std::size_t depth) override;
     Ints choose_forced(const JointDistribution& joint) override;
     void observe(const Iteration&) override {}
 
@@ -129,7 +129,7 @@ private:
 /// the draft's joint distributions. repeats: whether a candidate may be drawn more than once.
 EngineCalls<std::vector<DraftLayer>> draft_forest(Forest& forest, Drafter& drafter,
                                                   const Beams& beams, DraftPolicy& policy,
-                                                  std::int64_t depth, bool keeps_distributions,
+                                                  std::size_t depth, bool keeps_distributions,
                                                   bool repeats);
 
 /// Distinct candidates in the order first drawn, and how often each was drawn.

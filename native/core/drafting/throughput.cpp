@@ -164,7 +164,7 @@ bool ThroughputDraftPolicy::wants_layer(std::size_t num_rows, std::size_t num_wh
     return true;
 }
 
-Ints ThroughputDraftPolicy::choose(JointDistribution& joint, std::int64_t depth) {
+Ints ThroughputDraftPolicy::choose(JointDistribution& joint, std::size_t depth) {
     Draft& draft = now_;
     draft.called.push_back(draft.next_call);
     if (draft.next_call.first) draft.prompt = 0.0;

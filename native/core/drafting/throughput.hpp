@@ -54,7 +54,7 @@ public:
     void begin(std::size_t num_pending, std::size_t most_layers) override;
     bool takes_all(std::size_t num_candidates, std::size_t num_rows) override;
     bool wants_layer(std::size_t num_rows, std::size_t num_whole = 0) override;
-    Ints choose(JointDistribution& joint, std::int64_t depth) override;
+    Ints choose(JointDistribution& joint, std::size_t depth) override;
     Ints choose_forced(const JointDistribution& joint) override;
     void observe(const Iteration& iteration) override;
 
