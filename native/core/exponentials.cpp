@@ -85,10 +85,10 @@ void plain_exp_of(const double* numbers, std::size_t size, double* found) {
 DSBD_AVX2 inline __m256 all(float value) { return _mm256_set1_ps(value); }
 DSBD_AVX2 inline __m256d all(double value) { return _mm256_set1_pd(value); }
 
-/// exp32 of eight numbers of which none is NaN or above 0.
+/// exp32 of eight numbers of which none is above 0.
 DSBD_AVX2 inline __m256 exp_of_8(__m256 x) {
     const __m256 is_zero = _mm256_cmp_ps(x, all(LEAST), _CMP_LE_OQ);
-    x = _mm256_max_ps(x, all(LEAST));
+    x = _mm256_max_ps(all(LEAST), x);  // x if it is NaN
     const __m256 scaled = _mm256_mul_ps(x, all(LOG2_E));
     const __m256 k = _mm256_sub_ps(_mm256_add_ps(scaled, all(TO_WHOLE)), all(TO_WHOLE));
     __m256 y = _mm256_fmadd_ps(k, all(MINUS_LOG_2_HIGH), x);

@@ -94,7 +94,7 @@ public:
         dsbd::JointDistribution joint = known.joint(nodes, weights, copies);
         write(joint);
         write(joint.aligned_to(joint));
-        write(known.log_probs(nodes, Ints(given_.at("tokens"))));
+        write_log_probs(known, nodes);
         look_for_left_out(known, joint, weights, nodes);
         write_tops(logits);
         const Ints slots = given_.at("kept");
@@ -151,6 +151,18 @@ private:
         if (half) known.append(logits.part(0, half), all.first(half), 1);
         known.append(logits.part(half, nodes.size() - half), all.subspan(half),
                      static_cast<std::int64_t>(half) + 1);
+    }
+
+    /// Write the log-probability of a token after each beam that has not ended.
+    void write_log_probs(dsbd::ComputedDistributions& known, const Ints& nodes) {
+        const Ints tokens = given_.at("tokens");
+        Ints live_nodes, live_tokens;
+        for (std::size_t i = 0; i < nodes.size(); ++i) {
+            if (forest_->slot(role_, nodes[i]) == 0) continue;
+            live_nodes.push_back(nodes[i]);
+            live_tokens.push_back(tokens[i]);
+        }
+        write(known.log_probs(live_nodes, live_tokens));
     }
 
     void look_for_left_out(dsbd::ComputedDistributions& known, const dsbd::JointDistribution& joint,
