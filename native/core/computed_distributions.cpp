@@ -2,7 +2,9 @@
 #include "computed_distributions.hpp"
 
 #include <algorithm>
+#include <cmath>
 
+#include "best_by_noise.hpp"
 #include "beyond_top_k.hpp"
 #include "forest.hpp"
 #include "logits.hpp"
@@ -151,21 +153,68 @@ void ComputedDistributions::append_warped(const Logits& logits) {
     }
 }
 
+Ints ComputedDistributions::slots_of(std::span<const std::int64_t> nodes) const {
+    Ints slots(nodes.size());
+    std::ranges::transform(nodes, slots.begin(),
+                           [&](std::int64_t node) { return forest_.slot(role_, node); });
+    return slots;
+}
+
+void ComputedDistributions::check_continues(std::span<const std::int64_t> nodes,
+                                            std::span<const std::int64_t> slots) const {
+    if (!processing_ || role_ != Role::target) return;
+    Ints stuck;
+    std::size_t num_candidates = 0;
+    for (std::size_t beam = 0; beam < nodes.size(); ++beam) {
+        const std::size_t num_tokens = slots[beam] ? known.num_tokens(slots[beam]) : 1;
+        num_candidates += num_tokens;
+        if (!num_tokens) stuck.push_back(nodes[beam]);
+    }
+    processing_->check_continues(stuck, num_candidates);
+}
+
 JointDistribution ComputedDistributions::joint(std::span<const std::int64_t> nodes,
                                                std::span<const double> log_weights,
                                                std::span<const std::int64_t> copies) {
-    Ints slots(nodes.size());
-    std::transform(nodes.begin(), nodes.end(), slots.begin(),
-                   [&](std::int64_t node) { return forest_.slot(role_, node); });
+    const Ints slots = slots_of(nodes);
+    check_continues(nodes, slots);
     JointDistribution joint = joint_distribution(nodes, log_weights, copies, known, slots);
-    if (processing_ && role_ == Role::target) {
-        Ints stuck;
-        for (std::size_t beam = 0; beam < nodes.size(); ++beam) {
-            if (slots[beam] && !known.num_tokens(slots[beam])) stuck.push_back(nodes[beam]);
-        }
-        processing_->check_continues(stuck, joint.num_candidates());
-    }
     if (left_out.has_tokens()) left_out.add_to(joint, log_weights, slots);
+    return joint;
+}
+
+JointDistribution ComputedDistributions::best_by_noise(std::span<const std::int64_t> nodes,
+                                                       std::span<const double> log_weights,
+                                                       std::span<const std::int64_t> copies,
+                                                       std::size_t number, std::size_t depth) {
+    const std::int64_t stay[] = {STAY};
+    const double certain[] = {0.0};
+    const Ints slots = slots_of(nodes);
+    check_continues(nodes, slots);
+    BestByNoise best(number, depth);
+    for (std::size_t i = 0; i < nodes.size(); ++i) {
+        const double log_copies =
+            copies.empty() ? 0.0 : std::log(static_cast<double>(copies[i]));
+        const auto node = static_cast<std::size_t>(nodes[i]);
+        const NoisyBeam beam{static_cast<std::int64_t>(i), forest_.path_keys[node], log_weights[i],
+                             log_copies};
+        const auto row = slots[i] ? known.read(slots[i]) : TokenDistributions::Row{stay, certain};
+        best.consider(beam, row.tokens, row.log_probs);
+    }
+    JointDistribution joint;
+    joint.nodes.assign(nodes.begin(), nodes.end());
+    for (const auto& each : best.found()) {
+        const auto beam = static_cast<std::size_t>(each.beam);
+        joint.parents.push_back(each.beam);
+        joint.tokens.push_back(each.token);
+        joint.log_weights.push_back(each.log_prob + log_weights[beam]);
+        joint.path_keys.push_back(each.path_key);
+        const bool stays = slots[beam] == 0;
+        joint.raw_log_probs.push_back(stays ? 0.0 : known.raw_log_prob(slots[beam], each.place));
+        if (copies.empty()) continue;
+        joint.masses.push_back(joint.log_weights.back() +
+                               std::log(static_cast<double>(copies[beam])));
+    }
     return joint;
 }
 

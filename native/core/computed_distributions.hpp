@@ -80,6 +80,12 @@ public:
     /// Return the joint distribution after beams; Error: no token may follow. copies: empty: once.
     JointDistribution joint(std::span<const std::int64_t> nodes, std::span<const double> log_weights,
                             std::span<const std::int64_t> copies);
+    /// Return the candidates of that joint distribution that have the largest log mass plus noise at
+    /// a depth, at most `number`. Their path keys are known.
+    JointDistribution best_by_noise(std::span<const std::int64_t> nodes,
+                                    std::span<const double> log_weights,
+                                    std::span<const std::int64_t> copies, std::size_t number,
+                                    std::size_t depth);
     /// Return the warped log-probability of one token after each computed node.
     Floats log_probs(std::span<const std::int64_t> nodes, std::span<const std::int64_t> tokens);
     /// Keep slot 0 and these, which become 1, 2, ...; without any, all stay as they are.
@@ -93,6 +99,10 @@ public:
 
 private:
     void append_warped(const Logits& logits);
+    Ints slots_of(std::span<const std::int64_t> nodes) const;
+    /// Error: processors or constraint leave no token to a beam, or to any.
+    void check_continues(std::span<const std::int64_t> nodes,
+                         std::span<const std::int64_t> slots) const;
 
     Role role_;
     const EngineSpec& spec_;

@@ -167,6 +167,28 @@ void TokenDistributions::copy(std::int64_t row, const CandidateArrays& found) {
     }
 }
 
+TokenDistributions::Row TokenDistributions::read(std::int64_t row) {
+    const std::size_t size = num_tokens(row);
+    if (kind_ == Kind::dense) {
+        const auto index = static_cast<std::size_t>(row);
+        read_log_probs_.resize(size);
+        if (warp_.is_raw) {
+            for (std::size_t i = 0; i < size; ++i) read_log_probs_[i] = raw_log_prob(row, i);
+        } else {
+            warp_dense(index, read_log_probs_.data());
+        }
+        return {{}, read_log_probs_};
+    }
+    const std::size_t begin = made(row);
+    return {{entries_.tokens.data() + begin, size}, {entries_.log_probs.data() + begin, size}};
+}
+
+double TokenDistributions::raw_log_prob(std::int64_t row, std::size_t place) {
+    const auto index = static_cast<std::size_t>(row);
+    if (kind_ == Kind::dense) return double{logits_of(index)[place]} - normalizer_of(index);
+    return entries_.raw_log_probs[made(row) + place];
+}
+
 double TokenDistributions::least(std::int64_t row) {
     const std::size_t begin = made(row);
     return entries_.log_probs[begin + num_tokens(row) - 1];
@@ -176,12 +198,8 @@ double TokenDistributions::log_prob_of(std::int64_t row, std::int64_t token) {
     const auto index = static_cast<std::size_t>(row);
     if (counts_[index] == 0) return LOG_ZERO;
     if (kind_ == Kind::dense) {
-        static thread_local Floats log_probs;
         const auto place = static_cast<std::size_t>(token);
-        if (warp_.is_raw) return double{logits_of(index)[place]} - normalizer_of(index);
-        log_probs.resize(counts_[index]);
-        warp_dense(index, log_probs.data());
-        return log_probs[place];
+        return warp_.is_raw ? raw_log_prob(row, place) : read(row).log_probs[place];
     }
     const std::size_t begin = made(row);
     const auto first = entries_.tokens.begin() + static_cast<std::ptrdiff_t>(begin);

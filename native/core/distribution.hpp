@@ -56,6 +56,14 @@ public:
     std::size_t num_tokens(std::int64_t row) const { return counts_[static_cast<std::size_t>(row)]; }
     /// Write the candidates of a row, `num_tokens(row)` of them.
     void copy(std::int64_t row, const CandidateArrays& found);
+    /// A row, valid until the next one is read.
+    struct Row {
+        std::span<const std::int64_t> tokens;  // empty: all by id
+        std::span<const double> log_probs;
+    };
+    Row read(std::int64_t row);
+    /// Return the raw log-probability of an entry of a row.
+    double raw_log_prob(std::int64_t row, std::size_t place);
     /// Return the last log-probability of a row of the most probable tokens.
     double least(std::int64_t row);
     /// Return the warped log-probability of one token of a row, -inf if it cannot be drawn.
@@ -86,6 +94,7 @@ private:
     std::vector<std::uint8_t> is_made_;         // whether a top row is warped
     std::vector<float> largest_;                // of dense rows
     Floats normalizers_;                        // NaN: not computed yet
+    Floats read_log_probs_;                     // of a dense row
 };
 
 }  // namespace dsbd

@@ -94,6 +94,7 @@ public:
         dsbd::JointDistribution joint = known.joint(nodes, weights, copies);
         write(joint);
         write(joint.aligned_to(joint));
+        write_drawn(known.best_by_noise(nodes, weights, copies, num_wanted(), DEPTH));
         write_log_probs(known, nodes);
         look_for_left_out(known, joint, weights, nodes);
         write_tops(logits);
@@ -109,6 +110,10 @@ public:
     }
 
 private:
+    static constexpr std::size_t DEPTH = 5;
+
+    std::size_t num_wanted() const { return given_.at("num_wanted"); }
+
     /// Make the paths of the nodes.
     void grow() {
         for (const auto& [parent, token] : given_.at("nodes").get<std::vector<std::pair<int, int>>>()) {
@@ -181,6 +186,23 @@ private:
         write(known.joint(nodes, weights, {}));
     }
 
+    /// Write what was drawn of candidates, in order.
+    void write_drawn(const dsbd::JointDistribution& joint) {
+        Floats scores(joint.num_candidates());
+        dsbd::noisy(joint.log_masses(), forest_->candidate_keys(joint), DEPTH, {}, scores);
+        const Ints drawn = dsbd::best_candidates(scores, num_wanted());
+        const auto write_each = [&](const auto& numbers) {
+            std::decay_t<decltype(numbers)> found;
+            for (const auto place : drawn) found.push_back(numbers[static_cast<std::size_t>(place)]);
+            write(found);
+        };
+        write_each(joint.parents);
+        write_each(joint.tokens);
+        write_each(joint.log_weights);
+        write_each(joint.log_masses());
+        write_each(joint.raw_log_probs);
+    }
+
     void write_tops(const dsbd::Logits& logits) {
         const std::size_t number = std::min<std::size_t>(7, spec_.vocab_size);
         if (logits.num_top && !logits.full && logits.num_top < number) return;
@@ -203,9 +225,9 @@ private:
         const auto& keys = forest_->candidate_keys(joint);
         Floats scores(keys.size());
         for (const std::optional<std::size_t> draw : {std::optional<std::size_t>(), {3}}) {
-            dsbd::noisy(joint.log_masses(), keys, 5, draw, scores);
+            dsbd::noisy(joint.log_masses(), keys, DEPTH, draw, scores);
             write(scores);
-            write(dsbd::best_candidates(scores, given_.at("num_wanted").get<std::size_t>()));
+            write(dsbd::best_candidates(scores, num_wanted()));
         }
     }
     void write(const Ints& numbers) {

@@ -282,6 +282,9 @@ class Outcome:
         joint = known.joint(beams, weights, np.array(given["copies"]) if given["copies"] else None)
         self._write_joint(joint)
         self._write(joint.aligned_to(joint))
+        scores = noisy(joint.log_masses, forest.candidate_keys(joint), DEPTH)
+        drawn = best_candidates(scores, given["num_wanted"])
+        self._write_joint_of(joint, drawn)
         is_live = slots[beams] > 0
         self._write(known.log_probs(beams[is_live], np.array(given["tokens"])[is_live]))
         if config.row.rule == "search":
@@ -314,11 +317,14 @@ class Outcome:
             self._write(tokens)
             self._write(logprobs)
 
-    def _write_joint(self, joint: JointDistribution) -> None:
-        self._write(joint.parents)
-        self._write(joint.tokens)
+    def _write_joint_of(self, joint: JointDistribution, chosen: NDArray[np.int64] | slice) -> None:
+        for ids in (joint.parents, joint.tokens):
+            self._write(ids[chosen])
         for each in (joint.log_weights, joint.log_masses, joint.raw_log_probs):
-            self._write(each)
+            self._write(each[chosen])
+
+    def _write_joint(self, joint: JointDistribution) -> None:
+        self._write_joint_of(joint, slice(None))
         if len(joint.tokens):
             self._write(joint.probabilities())
         keys = self._forest.candidate_keys(joint)
