@@ -6,12 +6,11 @@ The first call downloads 1 MB with apt-get into build/native-packages, or into t
 DSBD_NATIVE_PACKAGES names. It needs no root.
 """
 
+import fcntl
 import importlib.util
 import os
 import sys
 from pathlib import Path
-
-import filelock
 
 from scripts.debian_packages import Unavailable, unpack
 
@@ -34,7 +33,8 @@ def prefix() -> Path:
     place = Path(os.environ.get("DSBD_NATIVE_PACKAGES", _ROOT / "build" / "native-packages"))
     place.mkdir(parents=True, exist_ok=True)
     folder = place.resolve() / "usr"
-    with filelock.FileLock(place / "lock"):
+    with (place / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
         if not (place / "complete").exists():
             unpack(PACKAGES, place)
             unpack([HEADERS], place, TRIXIE)

@@ -11,6 +11,7 @@ namespace dsbd {
 namespace {
 
 constexpr std::uintmax_t MOST_BYTES = std::uintmax_t{64} << 20;
+constexpr int MOST_DEPTH = 200;
 
 std::size_t whole_number(const Json& value, std::uint64_t most, std::uint64_t least,
                          const std::string& where) {
@@ -44,8 +45,12 @@ Json parsed_file(const std::filesystem::path& file) {
                     "; copy the bundle or export again");
     }
     std::ifstream stream(file, std::ios::binary);
+    const auto check_depth = [&](int depth, Json::parse_event_t, Json&) {
+        if (depth <= MOST_DEPTH) return true;
+        throw Error(file.string() + " is nested too deep; export again");  // it is shown recursively
+    };
     try {
-        return Json::parse(stream);
+        return Json::parse(stream, check_depth);
     } catch (const nlohmann::json::exception& parse_error) {
         throw Error(file.string() + " cannot be read as JSON (" + parse_error.what() +
                     "); export again");

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "runtime/features.hpp"
 #include "runtime/head.hpp"
 
 namespace dsbd {
@@ -28,6 +29,8 @@ OrtEngine::OrtEngine(const Ort::Env& env, const Bundle& bundle, const std::strin
     const ModelEntry& entry = role == "target" ? bundle.target : *bundle.draft;
     spec_ = entry.spec();
     row_bytes_ = entry.row_bytes();
+    if (spec_.returns_features) parts_.push_back(std::make_unique<FeaturesOfTarget>(entry));
+    if (spec_.reads_features) parts_.push_back(std::make_unique<FeaturesOfDraft>(entry));
     auto rows = std::make_unique<Rows>(entry);
     rows_ = rows.get();
     parts_.push_back(std::move(rows));
@@ -38,15 +41,6 @@ OrtEngine::OrtEngine(const Ort::Env& env, const Bundle& bundle, const std::strin
     }
     check_graph(file_, session_, tensors);
     reset_peak();
-}
-
-void OrtEngine::expect(std::size_t num_rows) {
-    if (num_rows <= rows_->capacity()) return;
-    try {
-        reserve(num_rows, num_rows_);
-    } catch (const CapacityError&) {
-        // the request may need less, and grows as it goes
-    }
 }
 
 ForwardResult OrtEngine::forward(const Forward& forward) {

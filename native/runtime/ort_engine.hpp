@@ -24,7 +24,8 @@ public:
     const EngineSpec& spec() const override { return spec_; }
     std::size_t num_rows() const override { return num_rows_; }
     std::size_t num_free_rows() const override { return rows_->capacity() - num_rows_; }
-    void expect(std::size_t num_rows) override;
+    /// Do nothing: growth costs one copy, but room that is not used costs time in every call.
+    void expect(std::size_t) override {}
     /// Error: a size or value is wrong; CapacityError: a position beyond the context, or no memory.
     ForwardResult forward(const Forward& forward) override;
     void keep(std::span<const std::int64_t> rows) override;

@@ -3,6 +3,7 @@
 import os
 import shutil
 import subprocess
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -42,3 +43,27 @@ def native_build(tmp_path_factory: pytest.TempPathFactory) -> Path:
     except Unavailable as error:
         pytest.skip(f"the native library cannot be built here: {error}")
     return made_once(tmp_path_factory, "native", partial(build, packages))
+
+
+STANDARDS = {".c": ("cc", "-std=c99"), ".cpp": ("c++", "-std=c++17")}
+STRICT = ("-Wall", "-Wextra", "-Werror", "-pedantic", "-g")
+
+
+@pytest.fixture(scope="session")
+def with_native(
+    native_build: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[Path], Path]:
+    """Compiles a program that was written for dsbd.h and links it with the native library."""
+    folder = tmp_path_factory.mktemp("programs")
+
+    def compile_once(source: Path) -> Path:
+        program = folder / source.stem
+        compiler, standard = STANDARDS[source.suffix]
+        if not program.exists():
+            options = [f"-I{ROOT / 'dsbd_ort' / 'embedding'}", f"-I{ROOT / 'native'}"]
+            options += [f"-L{native_build}", "-ldsbd_native", f"-Wl,-rpath,{native_build}"]
+            command = [compiler, standard, *STRICT, source, "-o", program, *options]
+            run_or_fail(*command, "-pthread", "-ldl")
+        return program
+
+    return compile_once

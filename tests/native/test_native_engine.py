@@ -2,10 +2,12 @@
 
 import json
 import subprocess
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from dsbd_forward.features import ParentFeatures
 from dsbd_forward.forward import Forward
 from dsbd_forward.logits import DenseLogits
 from dsbd_runtime.bundle_files.bundle import open_bundle
@@ -43,10 +45,11 @@ class NativeEngine:
         self._program.stdin.flush()
         return json.loads(self._program.stdout.readline())
 
-    def forward(self, forward):
+    def forward(self, forward, **line):
         mask = ["".join("01"[bit] for bit in row) for row in forward.mask.tolist()]
         arrays = {n: getattr(forward, n).tolist() for n in ("token_ids", "positions", "logit_rows")}
-        return self.ask(forward={**arrays, "mask": mask})
+        given = {**arrays, "mask": mask, **line.pop("more", {})}
+        return self.ask(forward=given, **line)
 
     def close(self):
         self._program.stdin.close()
@@ -107,10 +110,6 @@ def assert_same_engine(native_build, bundle, role, sizes=SIZES):
                 "num_free_rows": engine.num_free_rows,
             }
             seen = [np.pad(seen[row], (0, 2000))[kept] for row in kept]
-        for num_rows in (1500, 10):
-            engine.expect(num_rows)
-            free = native.ask(expect=num_rows)["num_free_rows"]
-            assert free == engine.num_free_rows
         engine.keep(np.arange(0))
         assert native.ask(keep=[])["num_free_rows"] == engine.num_free_rows
     native.close()
@@ -127,6 +126,45 @@ def test_the_demo_pair(native_build, demo_bundle, int8_bundle, role):
     """An export's engines, in fp32 and in int8-dynamic; other precisions: whole requests."""
     for bundle in (demo_bundle, int8_bundle):
         assert_same_engine(native_build, bundle, role, (5, 90, 1, 4))
+
+
+def test_features(native_build, feature_bundle):
+    """Those of the target, and of the draft's own, read by forwards of the draft."""
+    rng = np.random.default_rng(0)
+    native = NativeEngine(native_build, feature_bundle.path, "both")
+    kept = []
+    with (
+        load_causal_lm(feature_bundle, "target", settings=EngineSettings(num_threads=1)) as target,
+        load_causal_lm(feature_bundle, "draft", settings=EngineSettings(num_threads=1)) as draft,
+    ):
+        for num_new, num_features in ((300, 290), (3, 0), (5, 4)):
+            rows = np.sort(rng.choice(num_new, num_features, replace=False))
+            forward = replace(random_forward(rng, target, [], num_new), feature_rows=rows)
+            answer = native.forward(forward, role="target", more={"feature_rows": rows.tolist()})
+            found = target.forward(forward)
+            target.keep(np.arange(0))
+            native.ask(keep=[], role="target")
+            kept.append(found.features)
+            assert answer == {"logits": bits(found.logits.values), "features": bits(kept[-1].array)}
+        for numbers, num_new in (([0, 2], 6), ([0, 2, 3], 290), ([4, 2, 0], 1)):
+            forwards = [kept[number] for number in numbers]
+            sources = rng.integers(-1, 2, num_new)
+            sizes = np.array([len(each) for each in forwards])
+            rows = rng.integers(0, sizes[sources])
+            parents = ParentFeatures(forwards, sources, rows)
+            forward = replace(random_forward(rng, draft, [], num_new), parent_features=parents)
+            named = {"forwards": numbers, "sources": sources.tolist(), "rows": rows.tolist()}
+            answer = native.forward(forward, role="draft", more={"parent_features": named})
+            found = draft.forward(forward)
+            draft.keep(np.arange(0))
+            native.ask(keep=[], role="draft")
+            kept.append(found.features)
+            assert answer == {"logits": bits(found.logits.values), "features": bits(kept[-1].array)}
+        for wrong in ({}, {"forwards": [0], "sources": [1], "rows": [0]}):
+            more = {"parent_features": wrong} if wrong else {}
+            forward = random_forward(rng, draft, [], 1)
+            assert "feature" in native.forward(forward, role="draft", more=more)["error"]
+    native.close()
 
 
 def test_older_manifests(native_build, tmp_path):
