@@ -34,8 +34,8 @@ bool is_better(const BestByNoise::Candidate& a, const BestByNoise::Candidate& b)
 
 }  // namespace
 
-void BestByNoise::consider(const NoisyBeam& beam, std::span<const std::int64_t> tokens,
-                           std::span<const double> log_probs) {
+void BestByNoise::consider(const NoisyBeam& beam, const Continuations& some) {
+    const auto& [tokens, log_probs, first] = some;
     const auto least = [&] {  // log-probability plus noise that matters
         if (best_.size() < num_wanted_) return LOG_ZERO;
         return best_.front().score - beam.log_weight - beam.log_copies;
@@ -44,14 +44,14 @@ void BestByNoise::consider(const NoisyBeam& beam, std::span<const std::int64_t> 
     for (std::size_t i = 0; i < log_probs.size(); ++i) {
         const double log_prob = log_probs[i], lacking = needed - log_prob;
         if (lacking > MOST_NOISE[63] || log_prob == LOG_ZERO) continue;
-        const auto token = tokens.empty() ? static_cast<std::int64_t>(i) : tokens[i];
+        const auto token = tokens.empty() ? static_cast<std::int64_t>(first + i) : tokens[i];
         const std::uint64_t key = child_key(beam.path_key, token);
         const std::uint64_t bits = mix64(key ^ NOISE_DOMAIN, depth_) >> 12;
         const std::uint64_t rest = ((std::uint64_t{1} << 52) - bits) * 2 - 1;
         if (lacking > MOST_NOISE[static_cast<std::size_t>(std::countl_zero(rest))]) continue;
         const double mass = log_prob + beam.log_weight + beam.log_copies;
         const double score = mass + gumbel_noise(key, depth_);
-        const Candidate found{score, i, beam.index, token, log_prob, key};
+        const Candidate found{score, first + i, beam.index, token, log_prob, key};
         if (best_.size() < num_wanted_) {
             best_.push_back(found);
             if (best_.size() == num_wanted_) std::ranges::make_heap(best_, is_better);

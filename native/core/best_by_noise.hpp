@@ -20,16 +20,21 @@ struct NoisyBeam {
     double log_copies;
 };
 
+/// Some of the continuations of a beam.
+struct Continuations {
+    std::span<const std::int64_t> tokens;  // (n,); empty: by id, from `first` on
+    std::span<const double> log_probs;     // (n,)
+    std::size_t first = 0;                 // how many of the beam come before them
+};
+
 /// Finds the best of several beams.
 class BestByNoise {
 public:
     BestByNoise(std::size_t num_wanted, std::size_t depth)
         : num_wanted_(num_wanted), depth_(depth) {}
 
-    /// Consider the continuations of a beam, which comes after the earlier ones. tokens: (n,);
-    /// empty: all by id. log_probs: (n,).
-    void consider(const NoisyBeam& beam, std::span<const std::int64_t> tokens,
-                  std::span<const double> log_probs);
+    /// Consider continuations of a beam, which come after the earlier ones.
+    void consider(const NoisyBeam& beam, const Continuations& some);
 
     struct Candidate {
         double score;

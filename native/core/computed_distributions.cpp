@@ -198,8 +198,11 @@ JointDistribution ComputedDistributions::best_by_noise(std::span<const std::int6
         const auto node = static_cast<std::size_t>(nodes[i]);
         const NoisyBeam beam{static_cast<std::int64_t>(i), forest_.path_keys[node], log_weights[i],
                              log_copies};
-        const auto row = slots[i] ? known.read(slots[i]) : TokenDistributions::Row{stay, certain};
-        best.consider(beam, row.tokens, row.log_probs);
+        if (slots[i]) {
+            known.consider(slots[i], beam, best);
+        } else {
+            best.consider(beam, {stay, certain});
+        }
     }
     JointDistribution joint;
     joint.nodes.assign(nodes.begin(), nodes.end());

@@ -12,6 +12,7 @@ namespace dsbd {
 namespace {
 
 constexpr double NOT_COMPUTED_YET = std::numeric_limits<double>::quiet_NaN();
+constexpr std::size_t BLOCK = 512;  // log-probabilities of a dense row that are made together
 
 template <class T>
 std::size_t bytes(const std::vector<T>& entries) {
@@ -141,9 +142,9 @@ double TokenDistributions::normalizer_of(std::size_t row) {
 
 void TokenDistributions::warp_dense(std::size_t row, double* log_probs) {
     const auto logits = logits_of(row);
-    const double largest = largest_[row];
-    for (std::size_t i = 0; i < logits.size(); ++i) log_probs[i] = double{logits[i]} - largest;
-    warp_.warp({log_probs, logits.size()});
+    const double less = warp_.is_raw ? normalizer_of(row) : double{largest_[row]};
+    for (std::size_t i = 0; i < logits.size(); ++i) log_probs[i] = double{logits[i]} - less;
+    if (!warp_.is_raw) warp_.warp({log_probs, logits.size()});
 }
 
 void TokenDistributions::copy(std::int64_t row, const CandidateArrays& found) {
@@ -160,27 +161,33 @@ void TokenDistributions::copy(std::int64_t row, const CandidateArrays& found) {
     const double normalizer = normalizer_of(index);
     std::iota(found.tokens, found.tokens + size, std::int64_t{0});
     for (std::size_t i = 0; i < size; ++i) found.raw_log_probs[i] = double{logits[i]} - normalizer;
-    if (warp_.is_raw) {
-        std::copy_n(found.raw_log_probs, size, found.log_probs);
-    } else {
-        warp_dense(index, found.log_probs);
-    }
+    warp_dense(index, found.log_probs);
 }
 
-TokenDistributions::Row TokenDistributions::read(std::int64_t row) {
-    const std::size_t size = num_tokens(row);
-    if (kind_ == Kind::dense) {
-        const auto index = static_cast<std::size_t>(row);
-        read_log_probs_.resize(size);
-        if (warp_.is_raw) {
-            for (std::size_t i = 0; i < size; ++i) read_log_probs_[i] = raw_log_prob(row, i);
-        } else {
-            warp_dense(index, read_log_probs_.data());
-        }
-        return {{}, read_log_probs_};
+void TokenDistributions::consider(std::int64_t row, const NoisyBeam& beam, BestByNoise& best) {
+    const auto index = static_cast<std::size_t>(row);
+    const std::size_t size = counts_[index];
+    if (kind_ != Kind::dense) {
+        const std::size_t begin = made(row);
+        const std::span<const std::int64_t> tokens(entries_.tokens.data() + begin, size);
+        return best.consider(beam, {tokens, {entries_.log_probs.data() + begin, size}});
     }
-    const std::size_t begin = made(row);
-    return {{entries_.tokens.data() + begin, size}, {entries_.log_probs.data() + begin, size}};
+    if (warp_.is_raw || warp_.cuts() || warp_.typical_p < 1.0) {
+        warped_.resize(size);
+        warp_dense(index, warped_.data());
+        return best.consider(beam, {{}, warped_});
+    }
+    const auto logits = logits_of(index);
+    const double largest = largest_[index];
+    const double log_sum = log_sum_of_exp(logits, largest, warp_.temperature);
+    double block[BLOCK];
+    for (std::size_t first = 0; first < size; first += BLOCK) {
+        const std::size_t count = std::min(BLOCK, size - first);
+        for (std::size_t i = 0; i < count; ++i) {
+            block[i] = (double{logits[first + i]} - largest) / warp_.temperature - log_sum;
+        }
+        best.consider(beam, {{}, {block, count}, first});
+    }
 }
 
 double TokenDistributions::raw_log_prob(std::int64_t row, std::size_t place) {
@@ -198,8 +205,9 @@ double TokenDistributions::log_prob_of(std::int64_t row, std::int64_t token) {
     const auto index = static_cast<std::size_t>(row);
     if (counts_[index] == 0) return LOG_ZERO;
     if (kind_ == Kind::dense) {
-        const auto place = static_cast<std::size_t>(token);
-        return warp_.is_raw ? raw_log_prob(row, place) : read(row).log_probs[place];
+        warped_.resize(counts_[index]);
+        warp_dense(index, warped_.data());
+        return warped_[static_cast<std::size_t>(token)];
     }
     const std::size_t begin = made(row);
     const auto first = entries_.tokens.begin() + static_cast<std::ptrdiff_t>(begin);

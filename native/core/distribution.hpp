@@ -10,6 +10,7 @@
 #include <span>
 #include <vector>
 
+#include "best_by_noise.hpp"
 #include "forward.hpp"
 #include "warp.hpp"
 
@@ -56,12 +57,8 @@ public:
     std::size_t num_tokens(std::int64_t row) const { return counts_[static_cast<std::size_t>(row)]; }
     /// Write the candidates of a row, `num_tokens(row)` of them.
     void copy(std::int64_t row, const CandidateArrays& found);
-    /// A row, valid until the next one is read.
-    struct Row {
-        std::span<const std::int64_t> tokens;  // empty: all by id
-        std::span<const double> log_probs;
-    };
-    Row read(std::int64_t row);
+    /// Let `best` consider the continuations of a beam, those of a row.
+    void consider(std::int64_t row, const NoisyBeam& beam, BestByNoise& best);
     /// Return the raw log-probability of an entry of a row.
     double raw_log_prob(std::int64_t row, std::size_t place);
     /// Return the last log-probability of a row of the most probable tokens.
@@ -94,7 +91,7 @@ private:
     std::vector<std::uint8_t> is_made_;         // whether a top row is warped
     std::vector<float> largest_;                // of dense rows
     Floats normalizers_;                        // NaN: not computed yet
-    Floats read_log_probs_;                     // of a dense row
+    Floats warped_;                             // of a dense row
 };
 
 }  // namespace dsbd

@@ -163,6 +163,16 @@ void log_normalise(std::span<double> scores, const Columns& columns) {
     for (const auto column : columns) scores[column] -= log_sum;
 }
 
+double log_sum_of_exp(std::span<const float> logits, double largest, double temperature) {
+    return std::log(
+        sum_of_blocks(logits.size(), [&](std::size_t first, std::size_t size, double* block) {
+            for (std::size_t i = 0; i < size; ++i) {
+                block[i] = (double{logits[first + i]} - largest) / temperature;
+            }
+            exp_of(block, size, block);
+        }));
+}
+
 double row_sum(std::span<const double> terms) {
     return sum_of_blocks(terms.size(), [&](std::size_t first, std::size_t size, double* block) {
         std::copy_n(terms.data() + first, size, block);

@@ -32,6 +32,9 @@ void log_normalise(std::span<double> scores);
 /// The same if only these columns, increasing, are above -inf.
 void log_normalise(std::span<double> scores, const Columns& columns);
 
+/// Return log(sum(exp((logit - largest) / temperature))), in double, as `log_normalise` computes it.
+double log_sum_of_exp(std::span<const float> logits, double largest, double temperature);
+
 /// Return a sum in numpy's order, that of a row of a table of any width (zeros follow the terms).
 double row_sum(std::span<const double> terms);
 /// The same if the terms stand in these columns, increasing, with zeros between them.
