@@ -95,19 +95,18 @@ double power_of(double number, double power) {
 
 void append_beyond_top_k(const Warp& warp, const Logits& logits, TokenDistributions& known) {
     static thread_local Row row;
-    static thread_local std::vector<float> buffer;
     const bool is_dense = !warp.top_k && !warp.cuts();
     for (std::size_t index = 0; index < logits.num_rows; ++index) {
         row.normalizer = log_normalizer(logits, index);
         if (is_dense) {
             const float largest = logits.top_logits[index * logits.num_top];
-            known.add_dense(full_row(logits, index, buffer), largest, row.normalizer);
+            known.add_dense(full_row(logits, index), largest, row.normalizer);
             continue;
         }
         row.resize(logits.num_top);
         most_probable(logits, index, 0, row.tokens.data(), row.scores.data());
         if (!settled(warp, row.scores, row.normalizer, logits.vocab_size, row.log_probs)) {
-            append_whole(warp, full_row(logits, index, buffer), row, known);
+            append_whole(warp, full_row(logits, index), row, known);
         } else if (warp.top_k) {
             row.append_to(known);
         } else {

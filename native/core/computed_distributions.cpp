@@ -71,11 +71,10 @@ LeftOut LeftOutTokens::read(TokenDistributions& known, std::span<const std::int6
 
 void LeftOutTokens::read_row(std::int64_t slot, double log_weight, double threshold,
                              std::size_t num_known, std::size_t most) {
-    static thread_local std::vector<float> buffer;
     static thread_local Ints tokens;
     static thread_local Floats scores;
     const auto row = static_cast<std::size_t>(slot - first_slot_);
-    const auto logits = full_row(logits_, row, buffer);
+    const auto logits = full_row(logits_, row);
     const double normalizer = log_normalizer(logits_, row);
     tokens.resize(std::min(most, logits.size()));
     scores.resize(tokens.size());

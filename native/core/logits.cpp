@@ -40,11 +40,9 @@ void check_logits(const Logits& logits, const EngineSpec& spec, std::size_t num_
                      std::to_string(spec.vocab_size - 1) + "; export the engine again");
 }
 
-std::span<const float> full_row(const Logits& logits, std::size_t row, std::vector<float>& buffer) {
+std::span<const float> full_row(const Logits& logits, std::size_t row) {
     if (logits.values) return {logits.values + row * logits.vocab_size, logits.vocab_size};
-    buffer.resize(logits.vocab_size);
-    logits.full->read(logits.first_full_row + row, buffer);
-    return buffer;
+    return logits.full->row(logits.first_full_row + row);
 }
 
 void check_largest(const Logits& logits) {

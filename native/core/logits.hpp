@@ -8,7 +8,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
-#include <vector>
 
 #include "engine.hpp"
 #include "forward.hpp"
@@ -21,8 +20,8 @@ void check_logits(const Logits& logits, const EngineSpec& spec, std::size_t num_
 /// Whether all logits of the rows can be read.
 inline bool has_full(const Logits& logits) { return logits.values || logits.full; }
 
-/// Return all logits of a row, (vocab_size,); `buffer` holds those that an engine reads later.
-std::span<const float> full_row(const Logits& logits, std::size_t row, std::vector<float>& buffer);
+/// Return all logits of a row, (vocab_size,).
+std::span<const float> full_row(const Logits& logits, std::size_t row);
 
 /// ModelError: a top-k head returned an infinite or NaN number, or a larger one after the first.
 /// Those of a dense head are checked when they are read.

@@ -64,11 +64,15 @@ Floats SampleRule::draft_scores(JointDistribution& joint, std::size_t depth) {
 
 std::vector<Beams> SampleRule::select(ForestRunner& target, Beams beams,
                                       const std::vector<DraftLayer>& drafted, std::size_t depth) {
+    const bool reads_best =
+        coupling_->reads_best_by_noise && config_.width_policy == WidthPolicy::fixed;
     std::vector<Beams> committed;
     bool may_go_on = true;
     while (may_go_on && target.are_computed(beams.nodes)) {
         const JointDistribution joint =
-            target.joint(beams.nodes, beams.log_weights, beams.copies);
+            reads_best ? target.distributions.best_by_noise(beams.nodes, beams.log_weights,
+                                                            beams.copies, config_.num_beams, depth)
+                       : target.joint(beams.nodes, beams.log_weights, beams.copies);
         const DraftLayer* layer =
             committed.size() < drafted.size() ? &drafted[committed.size()] : nullptr;
         std::size_t width = config_.num_beams;

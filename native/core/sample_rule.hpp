@@ -31,6 +31,8 @@ public:
 
     bool keeps_descendants = true;
     bool reads_draft_distributions = false;
+    // Whether a choice reads the candidates of largest log mass plus noise alone.
+    bool reads_best_by_noise = false;
 };
 
 /// Coupling "gumbel" (docs/algorithm.md 3.1): draft and target see the same noise.
@@ -42,7 +44,9 @@ public:
 class GumbelCoupling final : public DrawCoupling {
 public:
     GumbelCoupling(const Forest& forest, bool replacement)
-        : forest_(forest), replacement_(replacement) {}
+        : forest_(forest), replacement_(replacement) {
+        reads_best_by_noise = !replacement;
+    }
 
     /// With replacement, draw j has a noise of its own and takes the single best.
     Ints propose(const JointDistribution& joint, std::size_t num_draws,

@@ -23,8 +23,7 @@ TokenLogprobs with_own(TokenLogprobs found, std::int64_t own, double logprob) {
 
 /// Return all logits of a row; Error: they cannot be read.
 std::span<const float> whole_row(const Logits& logits, std::size_t row) {
-    static thread_local std::vector<float> buffer;
-    if (has_full(logits)) return full_row(logits, row, buffer);
+    if (has_full(logits)) return full_row(logits, row);
     throw Error("log-probabilities of " + std::to_string(logits.num_rows) +
                 " rows are needed that the target's top-k head has left out, and it keeps no "
                 "others; lower top_logprobs, or export the bundle again");

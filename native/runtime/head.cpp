@@ -118,18 +118,18 @@ void Head::finish(ForwardResult& result) {
     }
 }
 
-void Head::Kept::read(std::size_t row, std::span<float> logits) {
+std::span<const float> Head::Kept::row(std::size_t row) {
     if (!head) {
         throw ModelError("full logits are read after the model's next forward, which overwrites "
                          "them; read those of a forward before the next one");
     }
-    if (row >= head->place_.size() || logits.size() != head->vocab_size_) {
+    if (row >= head->place_.size()) {
         throw ModelError("row " + std::to_string(row) + " of full logits is read, expected one of " +
                          std::to_string(head->place_.size()));
     }
     const Output& output = head->outputs_.back();
-    std::memcpy(logits.data(), output.memory.data() + head->place_[row] * output.row_bytes,
-                output.row_bytes);
+    const std::byte* const found = output.memory.data() + head->place_[row] * output.row_bytes;
+    return {reinterpret_cast<const float*>(found), head->vocab_size_};
 }
 
 }  // namespace dsbd

@@ -33,7 +33,7 @@ private:
     };
     /// All logits of one forward; expired by the next.
     struct Kept : FullLogits {
-        void read(std::size_t row, std::span<float> logits) override;
+        std::span<const float> row(std::size_t row) override;
         const Head* head = nullptr;  // null: expired
     };
 

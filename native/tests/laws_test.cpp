@@ -41,13 +41,12 @@ std::vector<T> read_all(const std::string& path) {
 /// The logits that are not returned by a top-k head.
 class Table final : public dsbd::FullLogits {
 public:
-    explicit Table(const float* logits) : logits_(logits) {}
-    void read(std::size_t row, std::span<float> found) override {
-        std::copy_n(logits_ + row * found.size(), found.size(), found.begin());
-    }
+    Table(const float* logits, std::size_t vocab_size) : logits_(logits), size_(vocab_size) {}
+    std::span<const float> row(std::size_t row) override { return {logits_ + row * size_, size_}; }
 
 private:
     const float* logits_;
+    std::size_t size_;
 };
 
 class Case {
@@ -135,7 +134,7 @@ private:
             logits.values = values;
             return logits;
         }
-        full_ = std::make_unique<Table>(values);
+        full_ = std::make_unique<Table>(values, spec_.vocab_size);
         if (spec_.keeps_full_logits) logits.full = full_.get();
         logits.top_ids = ids_.data() + given_.at("first_id").get<std::size_t>();
         logits.top_logits = values + num_rows * logits.vocab_size;

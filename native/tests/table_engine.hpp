@@ -124,8 +124,8 @@ private:
         sums_.push_back(row.back());
     }
 
-    void read(std::size_t row, std::span<float> logits) override {
-        std::copy_n(rows_.at(row)->begin(), logits.size(), logits.begin());
+    std::span<const float> row(std::size_t row) override {
+        return std::span(*rows_.at(row)).first(spec_.vocab_size);
     }
 
     const Table& table_;

@@ -66,7 +66,7 @@ void RequestProcessing::append_row(const Row& row, TokenDistributions& known) {
 }
 
 void RequestProcessing::append_full_row(const Row& row, TokenDistributions& known) {
-    const auto logits = full_row(row.logits, row.index, logits_);
+    const auto logits = full_row(row.logits, row.index);
     std::optional<std::span<const std::int64_t>> listed;
     if (row.allowed.is_listed) {
         listed = row.allowed.tokens;

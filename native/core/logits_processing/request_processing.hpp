@@ -81,7 +81,6 @@ private:
     // Of the row at hand, by candidate; the scores are processed ones in the end.
     Ints tokens_;
     Floats scores_, raw_, before_;
-    std::vector<float> logits_;
 };
 
 }  // namespace dsbd

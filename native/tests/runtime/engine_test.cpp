@@ -81,8 +81,7 @@ json done(dsbd::OrtEngine& engine, dsbd::ForwardResult& last, AllFeatures& featu
     if (line.contains("keep")) {
         engine.keep(line.at("keep").get<dsbd::Ints>());
     } else {
-        std::vector<float> row(engine.spec().vocab_size);
-        last.logits.full->read(line.at("full").get<std::size_t>(), row);
+        const auto row = last.logits.full->row(line.at("full").get<std::size_t>());
         return {{"logits", bits_of(row.data(), row.size())}};
     }
     return {{"num_rows", engine.num_rows()}, {"num_free_rows", engine.num_free_rows()}};
