@@ -1,17 +1,11 @@
 #include "runtime/json_file.hpp"
 
 #include <algorithm>
-#include <fstream>
-#include <iterator>
-#include <system_error>
 #include <utility>
 
 namespace dsbd {
 
 namespace {
-
-constexpr std::uintmax_t MOST_BYTES = std::uintmax_t{64} << 20;
-constexpr int MOST_DEPTH = 200;
 
 std::size_t whole_number(const Json& value, std::uint64_t most, std::uint64_t least,
                          const std::string& where) {
@@ -25,36 +19,9 @@ std::size_t whole_number(const Json& value, std::uint64_t most, std::uint64_t le
 
 }  // namespace
 
-std::string shown_in_short(const Json& value) {
-    const std::string text = value.dump(-1, ' ', true, Json::error_handler_t::replace);
-    return text.size() <= 100 ? text : text.substr(0, 97) + "...";
-}
-
 Error mismatch_error(std::string_view expected, const Json& value, std::string_view where) {
-    return Error(std::string(where) + " is " + shown_in_short(value) + ", expected " +
+    return Error(std::string(where) + " is " + in_short(value) + ", expected " +
                  std::string(expected) + "; export the bundle again");
-}
-
-Json parsed_file(const std::filesystem::path& file) {
-    std::error_code error;
-    const std::uintmax_t size = std::filesystem::file_size(file, error);
-    if (error || size > MOST_BYTES) {
-        throw Error(file.string() + (error ? " cannot be read: " + error.message()
-                                           : " has " + std::to_string(size) + " bytes, expected at "
-                                             "most " + std::to_string(MOST_BYTES)) +
-                    "; copy the bundle or export again");
-    }
-    std::ifstream stream(file, std::ios::binary);
-    const auto check_depth = [&](int depth, Json::parse_event_t, Json&) {
-        if (depth <= MOST_DEPTH) return true;
-        throw Error(file.string() + " is nested too deep; export again");  // it is shown recursively
-    };
-    try {
-        return Json::parse(stream, check_depth);
-    } catch (const nlohmann::json::exception& parse_error) {
-        throw Error(file.string() + " cannot be read as JSON (" + parse_error.what() +
-                    "); export again");
-    }
 }
 
 JsonObject::JsonObject(const Json& value, std::string where)
@@ -72,9 +39,9 @@ void JsonObject::check_known(std::initializer_list<std::string_view> names,
     for (const auto& [name, value] : value_->items()) {
         const bool is_known = std::find(names.begin(), names.end(), name) != names.end();
         if (!is_known && !value.is_null()) {
-            throw Error(where_ + " has " + shown_in_short(name) + " " + shown_in_short(value) +
+            throw Error(where_ + " has " + in_short(name) + " " + in_short(value) +
                         ", which this version of dsbd_native does not know; use the version that "
-                        "made the bundle (" + shown_in_short(made_by) + ") or a later one");
+                        "made the bundle (" + in_short(made_by) + ") or a later one");
         }
     }
 }

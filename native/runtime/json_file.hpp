@@ -3,31 +3,20 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <filesystem>
 #include <initializer_list>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include <nlohmann/json.hpp>
-
 #include "error.hpp"
+#include "text/json_fields.hpp"
 
 namespace dsbd {
 
-using Json = nlohmann::ordered_json;
-
 inline constexpr std::uint64_t MOST_COUNT = (std::uint64_t{1} << 31) - 1;
-
-/// At most 100 characters, in one line, that show a value.
-std::string shown_in_short(const Json& value);
 
 /// The error for an unexpected value at a place.
 Error mismatch_error(std::string_view expected, const Json& value, std::string_view where);
-
-/// Parse the file of a bundle; Error if it is missing, too large or invalid.
-Json parsed_file(const std::filesystem::path& file);
 
 /// An object of a file and its place there. Its readers raise Error at the first mismatch.
 class JsonObject {

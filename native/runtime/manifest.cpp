@@ -19,7 +19,7 @@ constexpr const char* USE_PYTHON = "; use dsbd-run, or libdsbd with Python (docs
 
 AttentionRows rows_of(const JsonObject& entry, std::size_t num_layers, const Json& made_by) {
     const std::string kind = entry.text("kind");
-    if (kind != "attention rows") refuse(entry.where(), "are " + shown_in_short(kind));
+    if (kind != "attention rows") refuse(entry.where(), "are " + in_short(kind));
     entry.check_known({"kind", "layer", "dtype", "num_heads", "key_width", "value_width"}, made_by);
     return {entry.number("layer", num_layers - 1), entry.count("num_heads"),
             entry.count("key_width"), entry.count("value_width"),
@@ -158,7 +158,7 @@ std::map<std::string, std::uintmax_t> sizes_of(const JsonObject& manifest, const
         const bool leaves = std::find(path.begin(), path.end(), "..") != path.end();
         if (name.empty() || path.is_absolute() || leaves ||
             name.find('\\') != std::string::npos || name.find('\0') != std::string::npos) {
-            throw Error(manifest.where() + " names " + shown_in_short(name) +
+            throw Error(manifest.where() + " names " + in_short(name) +
                         ", a file outside the bundle; refused");
         }
         const std::size_t expected = files.object(name.c_str()).number("size", MOST_COUNT << 20);
@@ -199,7 +199,7 @@ void check_agreement(const Bundle& bundle) {
     for (const char* field : {"vocab_size", "bos_token_id", "eos_token_ids"}) {
         if (target.at(field) != draft.at(field)) {
             throw Error("target and draft of " + bundle.path.string() + " differ in " + field +
-                        ": " + shown_in_short(target.at(field)) + " and " + shown_in_short(draft.at(field)) +
+                        ": " + in_short(target.at(field)) + " and " + in_short(draft.at(field)) +
                         "; export a pair that shares its tokenizer");
         }
     }
@@ -250,16 +250,17 @@ Bundle open_bundle(const fs::path& folder) {
     check_folder(folder);
     Bundle bundle;
     bundle.path = folder;
-    bundle.content = parsed_file(file);
+    bundle.content = json_from_file(file);
     const JsonObject manifest(bundle.content, file.string());
     const std::size_t version = manifest.number("schema_version", 4, 2);
     const JsonObject versions = manifest.object("versions");
     const Json made_by = versions.has("dsbd-ort") ? versions.value("dsbd-ort") : Json();
-    manifest.check_known({"schema_version", "versions", "target", "draft", "files"}, made_by);
+    manifest.check_known({"schema_version", "versions", "target", "draft", "files", "native_text"}, made_by);
     bundle.target = entry_of(manifest.object("target"), version < 4, false, made_by);
     if (!manifest.value("draft").is_null()) {
         bundle.draft = entry_of(manifest.object("draft"), version < 4, true, made_by);
     }
+    bundle.has_native_text = manifest.has("native_text") && manifest.boolean("native_text");
     bundle.size_by_file = sizes_of(manifest, folder);
     check_listed(bundle);
     check_agreement(bundle);

@@ -55,6 +55,7 @@ struct Bundle {
     std::optional<ModelEntry> draft;
     std::map<std::string, std::uintmax_t> size_by_file;
     Json content;  // of dsbd.json
+    bool has_native_text = false;  // whether native/text reads its tokenizer as Python does
 
     /// Number of positions that every model supports.
     std::size_t context_length() const;

@@ -1,7 +1,6 @@
 #include "runtime/pipeline.hpp"
 
 #include <algorithm>
-#include <fstream>
 #include <iterator>
 #include <sstream>
 #include <system_error>
@@ -19,7 +18,7 @@ constexpr std::size_t MOST_TRIES = 8, MOST_ESTIMATORS = 64;
 Json parsed(std::string_view json, const char* name) {
     try {
         return Json::parse(json);
-    } catch (const nlohmann::json::exception& error) {
+    } catch (const Json::exception& error) {
         throw Error(std::string(name) + " is invalid JSON (" + error.what() + "): " +
                     std::string(json.substr(0, 40)));
     }
@@ -31,7 +30,7 @@ void read_number(const Json& given, const char* name, std::uint64_t least, std::
     const auto found = given.find(name);
     if (found == given.end() || found->is_null()) return;
     if (!found->is_number_unsigned() || *found < least || *found > most) {
-        throw Error(std::string(name) + " is " + shown_in_short(*found) +
+        throw Error(std::string(name) + " is " + in_short(*found) +
                     "; expected a whole number from " + std::to_string(least) + " to " +
                     std::to_string(most));
     }
@@ -46,7 +45,7 @@ void read_flag(const Json& given, const char* name, bool& setting) {
     const auto found = given.find(name);
     if (found == given.end()) return;
     if (!found->is_boolean()) {
-        throw Error(std::string(name) + " is " + shown_in_short(*found) +
+        throw Error(std::string(name) + " is " + in_short(*found) +
                     "; expected true or false");
     }
     setting = found->get<bool>();
@@ -57,7 +56,7 @@ void check_native(const std::string& name, const Json& value) {
     const bool is_provider = name == "provider" || name == "draft_provider";
     if (value.is_null() || value == false || (is_provider && value == "cpu")) return;
     const std::string use = is_provider ? "use \"cpu\", or " : "leave it out, or use ";
-    throw Error("settings has " + name + " " + shown_in_short(value) + ", which the native library "
+    throw Error("settings has " + name + " " + in_short(value) + ", which the native library "
                 "does not do; " + use + "libdsbd with Python (docs/embedding.md)");
 }
 
@@ -69,11 +68,6 @@ auto recent(List& list, const std::string& key, std::size_t most, Make make) {
     list.splice(list.end(), list, found);
     if (list.size() > most) list.pop_front();
     return list.back().second;
-}
-
-std::string content_of(const std::filesystem::path& file) {
-    std::ifstream stream(file, std::ios::binary);
-    return {std::istreambuf_iterator<char>(stream), {}};
 }
 
 double num_bytes(const Bundle& bundle, const std::string& role) {
@@ -102,7 +96,7 @@ BundleFacts facts_of(const Bundle& bundle, const PipelineSettings& settings) {
     facts.is_for_chats = settings.chat_defaults;
     const std::filesystem::path file = bundle.path / "generation_config.json";
     if (settings.generation_config && bundle.size_by_file.count("generation_config.json")) {
-        facts.generation_config = content_of(file);
+        facts.generation_config = text_from_file(file).value_or("");
     }
     facts.generation_config_file = file.string();
     return facts;
@@ -113,7 +107,7 @@ BundleFacts facts_of(const Bundle& bundle, const PipelineSettings& settings) {
 PipelineSettings PipelineSettings::of(std::string_view json) {
     const Json given = parsed(json, "settings");
     if (!given.is_object()) {
-        throw Error("settings is " + shown_in_short(given) + "; expected a JSON object");
+        throw Error("settings is " + in_short(given) + "; expected a JSON object");
     }
     constexpr const char* names[] = {
         "provider", "draft_provider", "cuda_graphs", "verify", "engine_cache", "num_threads",
@@ -125,7 +119,7 @@ PipelineSettings PipelineSettings::of(std::string_view json) {
         if (place < std::ssize(names)) continue;
         std::string known;
         for (const char* each : names) known += (known.empty() ? "" : ", ") + std::string(each);
-        throw Error("settings has " + shown_in_short(name) + "; expected one of " + known);
+        throw Error("settings has " + in_short(name) + "; expected one of " + known);
     }
     constexpr std::uint64_t most = MOST_COUNT;
     PipelineSettings found;
@@ -199,7 +193,7 @@ Ints Pipeline::prompt_ids(const Text& text, const Prompt& prompt) const {
     if (const auto* messages = std::get_if<ChatMessages>(&prompt)) {
         const Json given = parsed(messages->json, "messages");
         if (!given.is_array()) {
-            throw Error("messages is " + shown_in_short(given) + "; expected a JSON array such as "
+            throw Error("messages is " + std::string(messages->json.substr(0, 40)) + "; expected a JSON array such as "
                         "[{\"role\": \"user\", \"content\": \"Hello\"}]");
         }
         return text.chat(given);

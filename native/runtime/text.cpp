@@ -3,11 +3,9 @@
 #include <algorithm>
 #include <utility>
 
-#ifdef DSBD_NATIVE_TEXT
 #include "text/stream_decoder.hpp"
 #ifdef DSBD_HAS_CHATS
 #include "text/chat_template.hpp"
-#endif
 #endif
 
 namespace dsbd {
@@ -121,6 +119,49 @@ private:
     std::shared_ptr<const TextCallbacks> callbacks_;
 };
 
+/// Text of the bundle's own tokenizer.
+class NativeRun final : public TextRun {
+public:
+    explicit NativeRun(TextWindow window) : window_(std::move(window)) {}
+    std::unique_ptr<TextRun> copied() const override { return std::make_unique<NativeRun>(*this); }
+    std::string push(TokenSpan token_ids) override { return window_.extend(token_ids); }
+    std::string rest(std::size_t num_characters) const override {
+        return num_characters ? window_.end_of_rest(num_characters) : window_.rest();
+    }
+
+private:
+    TextWindow window_;
+};
+
+class NativeText final : public Text {
+public:
+    explicit NativeText(const Bundle& bundle)
+        : folder_(bundle.path), tokenizer_(bundle.path, bundle.target.bos_token_id) {}
+    Ints encode(std::string_view text) const override { return tokenizer_.encode(text); }
+    Ints chat(const Json& messages) const override {
+#ifdef DSBD_HAS_CHATS
+        const std::string text =
+            ChatTemplate(folder_).render(messages, {{"add_generation_prompt", true}});
+        return tokenizer_.encode(text, false);
+#else
+        throw Error("messages are given, but this build of the native library has no chats (" +
+                    std::to_string(messages.size()) + " messages for " + folder_.string() +
+                    "); give the prompt that the chat template makes of them");
+#endif
+    }
+    std::unique_ptr<TextRun> after(TokenSpan prompt_ids, bool skips_special) const override {
+        if (!skips_special) {
+            throw Error("skip_special_tokens is false, which the native library does not do yet; "
+                        "leave it out, or use the token ids of the result");
+        }
+        return std::make_unique<NativeRun>(TextWindow::after(tokenizer_, prompt_ids));
+    }
+
+private:
+    std::filesystem::path folder_;
+    Tokenizer tokenizer_;
+};
+
 /// A bundle without native text: token ids alone.
 class NoText final : public Text {
 public:
@@ -140,8 +181,10 @@ std::unique_ptr<const Text> text_by(TextCallbacks callbacks) {
 }
 
 std::unique_ptr<const Text> text_of(const Bundle& bundle) {
+    if (bundle.has_native_text) return std::make_unique<NativeText>(bundle);
     return std::make_unique<NoText>("the text of " + bundle.path.string() +
-                                    " is not read by the native library");
+                                    " is not read by the native library, as its export has "
+                                    "not found that it does so as Python does");
 }
 
 std::string text_until_stop(const TextRun& start, const Ints& token_ids,

@@ -14,6 +14,7 @@ from scripts.native_packages import prefix
 from tests.made_once import made_once
 
 ROOT = Path(__file__).parents[2]
+OWN_PROGRAMS = Path(__file__).parent / "programs"
 
 
 def run_or_fail(*command: str | Path) -> None:

@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from dsbd_ort import Pipeline
+from dsbd_ort import Pipeline, TokenTrie
 from tests.doc_blocks import blocks_of
 from tests.native.conftest import ROOT, run_or_fail
 from tests.runtime.bundle_edits import without_draft
@@ -96,10 +96,8 @@ def test_a_bundle_without_a_draft(native_build, tmp_path):
 
 
 def test_a_trie(native_build, tiny_bundle, tiny_pipe, tmp_path):
-    from dsbd_ort import TokenTrie
-
     sequences = [[5, 6, 7], [5, 6], [5, 9, 200, 31], [44]]
-    TokenTrie(sequences).save(tmp_path / "items.trie")
+    TokenTrie.from_sequences(sequences).save(tmp_path / "items.trie")
     options = {"num_beams": 3, "num_return_sequences": 3, "seed": 2}
     constraint = {"trie": str(tmp_path / "items.trie")}
     done = run(
@@ -120,7 +118,7 @@ def installed(native_build, tmp_path_factory):
 
 
 def test_the_installed_package_and_the_examples(installed, native_build, tiny_bundle, tmp_path):
-    """Built by find_package and by pkg-config; the library is small and shows its functions alone."""
+    """Built by find_package; the library is small and shows its functions alone."""
     (library,) = {file.resolve() for file in installed.rglob("libdsbd_native.so*")}
     assert library.stat().st_size <= 1.5 * 2**20
     symbols = subprocess.run(

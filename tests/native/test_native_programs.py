@@ -12,8 +12,6 @@ from dsbd_ort import Pipeline
 from dsbd_ort.engine import Service
 from dsbd_ort.results import result_object
 from tests.embedding.conftest import PROGRAMS, output_of
-from tests.embedding.test_misuse import ERROR
-from tests.embedding.test_misuse import EXPECTED as EXPECTED_OF_PYTHON
 from tests.native.conftest import ROOT
 from tests.runtime.tiny_graph import TinyModel, write_tiny_bundle
 
@@ -92,34 +90,6 @@ def test_requests_get_what_python_gives(with_native, tmp_path, logits):
     stats = json.loads(done.stderr)
     assert (stats["num_running"], stats["num_waiting"]) == (0, 0)
     assert stats["max_rows"] > 0 and stats["kv_bytes"] > 0
-
-
-# The same calls as in test_misuse.py; what differs by how the native library reads and says it.
-OTHERWISE = {
-    "open: no JSON": (ERROR, "settings is invalid JSON ([json.exception.parse_error.101]"),
-    "open: unknown setting": (ERROR, 'settings has "bundle"; expected one of provider, '),
-    "open: wrong type": (ERROR, "num_threads is true; expected a whole number from 1 to 1024"),
-    "open: wrong provider": (ERROR, 'settings has provider "abacus", which the native library'),
-    "generate: options no JSON": (ERROR, "options is invalid JSON"),
-    "generate: unknown option": (ERROR, "unknown option 'prompt'"),
-    "generate: lone surrogate": (ERROR, "options is invalid JSON"),
-}
-OF_TEXT = ("generate: not UTF-8", "chat: no template", "generate: no result wanted")
-OF_TEXT += ("generate: cancelled", "generate: no step after it", "close: while a request runs")
-OF_TEXT += ("generate: too long", "generate: one beyond the queue")
-
-
-def test_every_wrong_call_has_its_status_and_message(with_native, tiny_bundle):
-    bundle = tiny_bundle.path
-    done = output_of(with_native(PROGRAMS / "misuse.c"), bundle.name, cwd=bundle.parent)
-    assert (done.returncode, done.stderr) == (0, "")
-    found = [line.split("\t") for line in done.stdout.splitlines()]
-    assert [name for name, _, _ in found] == [name for name, _, _ in EXPECTED_OF_PYTHON]
-    for (name, status, message), (_, *wanted) in zip(found, EXPECTED_OF_PYTHON, strict=True):
-        status_wanted, begins = OTHERWISE.get(name, wanted)
-        if name not in OF_TEXT:
-            assert int(status) == status_wanted, (name, message)
-            assert message.startswith(begins), name
 
 
 def test_the_header_is_that_of_the_other_library():
