@@ -49,8 +49,6 @@ json ngram(const json& given) {
     return found;
 }
 
-dsbd::CostCurve curve(const json& given) { return {given[0].get<Floats>(), given[1].get<Floats>(), {}}; }
-
 json shown(const dsbd::CostCurve& curve) {
     return {curve.seconds, curve.seen ? json{curve.seen->first, curve.seen->second} : json()};
 }
@@ -58,25 +56,48 @@ json shown(const dsbd::CostCurve& curve) {
 json costs(const json& given) {
     dsbd::LearnedCosts costs(given["bytes"][0], given["bytes"][1], given["bytes"][2]);
     json found = json::array();
-    const dsbd::EngineCosts* last = nullptr;
+    std::shared_ptr<const dsbd::EngineCosts> last;
     for (const auto& [kind, num_rows, seconds] :
          given["calls"].get<std::vector<std::tuple<int, std::size_t, double>>>()) {
         costs.observe(static_cast<dsbd::CostKind>(kind), num_rows, seconds);
         const auto now = costs.now();
-        if (now.get() == last) continue;
-        last = now.get();
+        if (now == last) continue;
+        last = now;
         found.push_back({shown(now->target), shown(now->draft), shown(now->source)});
     }
     return found;
 }
 
-/// One request of a draft policy on layers that the file describes.
+/// The next of some costs after every call.
+class ChangingCosts final : public dsbd::Costs {
+public:
+    explicit ChangingCosts(const json& given) {
+        for (const json& each : given) {
+            dsbd::EngineCosts costs;
+            costs.target = curve(each, 1);
+            costs.draft = curve(each, 2);
+            costs.source = curve(each, 3);
+            known_.push_back(std::make_shared<const dsbd::EngineCosts>(std::move(costs)));
+        }
+    }
+    std::shared_ptr<const dsbd::EngineCosts> now() override { return known_[number_ % known_.size()]; }
+    void observe(dsbd::CostKind, std::size_t, double) override { ++number_; }
+
+private:
+    static dsbd::CostCurve curve(const json& given, std::size_t seconds) {
+        dsbd::CostCurve found{given[0].get<Floats>(), given[seconds].get<Floats>(), {}};
+        if (!given[4].is_null()) found.seen = {given[4][0], given[4][1]};
+        return found;
+    }
+
+    std::vector<std::shared_ptr<const dsbd::EngineCosts>> known_;
+    std::size_t number_ = 0;
+};
+
+/// One setting of the draft policy, on layers that the file describes.
 class PolicyReplay {
 public:
-    explicit PolicyReplay(const json& given)
-        : costs_(dsbd::EngineCosts{curve(given["target"]), curve(given["draft"]), curve(given["source"])}),
-          num_beams_(given["num_beams"]) {
-        if (given["learns"]) learned_.emplace(1e7, 2e6, 0.0);
+    explicit PolicyReplay(const json& given) : costs_(given["costs"]), num_beams_(given["num_beams"]) {
         for (const json& request : given["requests"]) replay(given, request);
     }
 
@@ -84,20 +105,19 @@ public:
 
 private:
     void replay(const json& given, const json& request) {
-        dsbd::Costs& costs = learned_ ? static_cast<dsbd::Costs&>(*learned_) : costs_;
         const dsbd::RequestCosts::Limits limits{num_beams_, given["most_rows"], given["most_beams"],
                                                 given["has_draft_model"]};
-        dsbd::RequestCosts request_costs(costs, [&] { return num_sharers_; }, limits);
+        dsbd::RequestCosts request_costs(costs_, [&] { return num_sharers_; }, limits);
         const auto clock = [this] { return host_; };
         dsbd::ThroughputDraftPolicy policy(
             std::move(request_costs), estimator_,
             [this](dsbd::JointDistribution& joint, std::size_t) { return scores(joint); }, forest_,
             {given["most_layers"], clock, [this] { return target_; },
              [this] { return unread_; }, given["may_rest"]});
-        for (const json& iteration : request) iterate(policy, costs, iteration);
+        for (const json& iteration : request) iterate(policy, iteration);
     }
 
-    void iterate(dsbd::ThroughputDraftPolicy& policy, dsbd::Costs& costs, const json& given) {
+    void iterate(dsbd::ThroughputDraftPolicy& policy, const json& given) {
         forest_ = dsbd::Forest(1, 0, 0, {0});
         joints_.clear();
         num_sharers_ = given["num_sharers"];
@@ -113,10 +133,7 @@ private:
             draft(policy, given["layers"], iteration, decisions);
         }
         host_ += given["host"].get<double>();
-        for (const auto& [kind, num_rows, seconds] :
-             given["calls"].get<std::vector<std::tuple<int, std::size_t, double>>>()) {
-            costs.observe(static_cast<dsbd::CostKind>(kind), num_rows, seconds);
-        }
+        for (int i = 0; i < given["num_calls"]; ++i) costs_.observe(dsbd::CostKind::target, 1, 0.0);
         commit(given, iteration);
         policy.observe(iteration);
         found.push_back({decisions, state()});
@@ -200,8 +217,7 @@ private:
                 e.loop.layer, budget.balance, budget.share, budget.saved, budget.gained};
     }
 
-    dsbd::GivenCosts costs_;
-    std::optional<dsbd::LearnedCosts> learned_;
+    ChangingCosts costs_;
     dsbd::AcceptanceEstimator estimator_;
     dsbd::Forest forest_{1, 0, 0, {0}};
     std::size_t num_beams_, num_sharers_ = 1;

@@ -1,13 +1,8 @@
 // The estimates of draft policy "throughput", and its budget, from request to request.
 //
-// How often layers are accepted, and what the loop costs, once for each setting. A layer's *gap*
-// (see throughput.hpp) says how sure it is; the accepted layers of each gap are counted, apart for
-// first layers and for later ones. The budget bounds what drafts may lose, and buys tries.
-//
-// It is counted in iterations without a draft: 0.5 is half the time of one. A draft costs its
-// calls, its rows and the loop's own time, a prompt that the draft model reads included, and earns
-// the iterations that it has saved; none may cost more than the balance. Every iteration adds a
-// share of its time, 2 % at first; after a draft that does not pay less (docs/algorithm.md 3.5).
+// How often layers are accepted, and what the loop costs, once for each setting. The budget bounds
+// what drafts may lose, and buys tries; it is counted in iterations without a draft. acceptance.py
+// has the reasons.
 #pragma once
 
 #include <array>

@@ -1,10 +1,7 @@
 // Seconds of engine calls by their rows: given, or learned from the calls that requests make.
 //
-// No request waits for a measurement (docs/algorithm.md 3.5). Before any call, one row is guessed
-// to take as long as reading every weight once, and a further row a small part of that. Of the
-// latest calls of each size, except the first, the first quartile is used (a disturbance only makes
-// a call longer). Sizes that were never called lie on a line through the others and two guessed
-// points.
+// No request waits for a measurement: cost_curve.py and docs/algorithm.md 3.5 say how a curve is
+// learned.
 #pragma once
 
 #include <algorithm>

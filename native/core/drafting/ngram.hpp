@@ -1,9 +1,8 @@
 // The n-gram drafter: what followed the last tokens of a path before (docs/algorithm.md 3.9).
 //
 // Contexts of several lengths are looked up, the longest first; each gives its share of the
-// probability by how often it was seen, and leaves the rest to shorter ones (interpolated back-off,
-// after Witten and Bell 1991). Tokens that no context lists are never proposed. A text that the
-// output may repeat as a whole comes first: there the place of a path decides (prediction.hpp).
+// probability by how often it was seen, and leaves the rest to shorter ones. A text that the output
+// may repeat as a whole comes first: there the place of a path decides (prediction.hpp).
 #pragma once
 
 #include <array>

@@ -1,9 +1,4 @@
 // A predicted text, followed by the paths of a request: the place where each goes on, after edits.
-//
-// A path that has repeated the prediction goes on with the next predicted token. If its last tokens
-// were not expected, the next one follows, in this order: the last token's nearest other place, as
-// after a deletion; the tokens that it has in place of predicted ones; those that it has in addition.
-// A place that more tokens lead to is looked for further away: 1 token up to 8 away, 2 up to 64, ...
 #pragma once
 
 #include <array>

@@ -1,22 +1,10 @@
 // Draft policy "throughput" (docs/algorithm.md 3.5): as much as pays, by costs and acceptance.
 //
 // Only for outputs that do not depend on the draft (gumbel coupling or search, fixed width): it
-// looks at the noise of a layer before the layer is selected.
-//
-// A layer of n candidates is accepted if all beams that the target selects are among them. The
-// draft's scores (log mass plus noise) say how sure that is. A candidate's *deficit* is the score
-// that it lacks to be among the best `num_beams`, plus the deficit of its parent: a draft that is
-// always right selects exactly the candidates without one. A layer takes candidates by increasing
-// deficit, and the deficit of the best one left out is its *gap*. How often a gap was enough is
-// counted.
-//
-// With lambda, the tokens per second of the latest drafts, an accepted layer is worth 1 / lambda
-// seconds (Dinkelbach 1967). A layer takes the n that maximises
-//
-//     reach * accepted(gap(n)) / lambda - (seconds of n more target rows) + (gain of further layers)
-//
-// reach being the probability that all layers before it are accepted; the draft ends if nothing is
-// gained. Whatever is estimated, no draft may exceed its budget (acceptance.hpp).
+// looks at the noise of a layer before the layer is selected. A candidate's *deficit* is the score
+// that it lacks to be among the best `num_beams`, plus the deficit of its parent. A layer takes
+// candidates by increasing deficit; that of the best one left out is its *gap*. throughput.py has
+// the reasons.
 #pragma once
 
 #include <array>
