@@ -17,6 +17,7 @@ using options::Json;
 using options::shown;
 using enum options::Option;
 
+constexpr int MOST_NESTED = 100;
 constexpr std::size_t MOST_NODES = 16'384;  // of a forest, whose mask has a cell for every pair
 
 template <class T>
@@ -215,10 +216,13 @@ DecodingConfig settled(Chosen chosen, bool has_draft, bool costs_are_known) {
 }
 
 Json json_object(std::string_view text, const std::string& name) {
-    Json object = Json::parse(text, nullptr, false);
-    const std::string begin(text.substr(0, 40));
-    if (object.is_discarded()) throw Error(name + " is invalid JSON: " + begin);
-    if (!object.is_object()) throw Error(name + " is " + begin + "; expected a JSON object");
+    const auto check_depth = [&](int depth, Json::parse_event_t, const Json&) {
+        if (depth > MOST_NESTED) throw Error(name + " is nested too deep, expected a JSON object");
+        return true;
+    };
+    Json object = Json::parse(text, check_depth, false);
+    if (object.is_discarded()) throw Error(name + " is invalid JSON");
+    if (!object.is_object()) throw Error(name + " is " + shown(object) + "; expected a JSON object");
     return object;
 }
 

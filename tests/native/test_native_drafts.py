@@ -169,7 +169,7 @@ def test_learned_costs_equal_pythons(native: Any) -> None:
     for expected, found in zip(
         map(learned_curves, cases), native(costs=cases)["costs"], strict=True
     ):
-        assert flat(found) == pytest.approx(flat(expected), rel=1e-9)
+        np.testing.assert_allclose(flat(found), flat(expected), rtol=1e-9)
 
 
 def policy_case(rng: random.Random, num_iterations: int) -> Case:
@@ -215,7 +215,7 @@ def policy_iteration(rng: random.Random, most_layers: int, quality: float) -> Ca
         "num_sharers": rng.choice([1, 1, 1, 3]),
         "num_pending": rng.randrange(1, 9),
         "most_layers": rng.choice([0, 3, 100]),
-        "layers": [policy_layer(rng, quality) for _ in range(most_layers + 4)],
+        "layers": [policy_layer(rng, quality) for _ in range(most_layers + 2)],
         "num_committed": rng.randrange(1, most_layers + 2),
         "has_all_ended": rng.random() < 0.05,
         "num_calls": rng.choice([0, 0, 1]),  # after which other costs are known
@@ -366,7 +366,7 @@ def noisy(joint: JointDistribution, noise: list[float]) -> Any:
     return joint.log_weights + np.resize(np.array(noise), len(joint.tokens))
 
 
-@pytest.mark.parametrize("number", [16, pytest.param(300, marks=pytest.mark.long)])
+@pytest.mark.parametrize("number", [12, pytest.param(300, marks=pytest.mark.long)])
 def test_draft_policies_decide_as_pythons(number: int, native: Any) -> None:
     """To the last bit, except a product of vectors, which BLAS adds in an order of its own."""
     rng = random.Random(2)
@@ -378,7 +378,7 @@ def test_draft_policies_decide_as_pythons(number: int, native: Any) -> None:
             zip(expected, found, strict=True)
         ):
             assert theirs == ours, i
-            assert flat(their_state) == pytest.approx(flat(our_state), rel=1e-12, abs=1e-15)
+            np.testing.assert_allclose(flat(their_state), flat(our_state), rtol=1e-12, atol=1e-15)
             num_rests += len(ours) == 1 and ours[0] is not False
             num_drafts += any(isinstance(each, list) and each for each in ours)
     assert num_rests > number and num_drafts > number

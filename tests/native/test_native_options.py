@@ -90,6 +90,14 @@ VALUES: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("logits_processors", "scorers"), ([],)),
     "constraint": ({"trie": "items.trie"}, {"trie": "a.trie", "end": "eos"}),
 }
+TEXTS = {  # that are no options, and how their refusal begins
+    "[1]": "options is [1]; expected a JSON object",
+    '{"seed": 1': "options is invalid JSON",
+    '{"seed": "\\ud800"}': "options is invalid JSON",
+    '{"seed": ' + "[" * 100_000: "options is nested too deep",
+    '{"seed": ' + "[" * 90 + "]" * 90 + "}": f"seed is {'[' * 77}...; expected a whole number",
+    '{"top_k": "' + "ä" * 100 + '"}': f"top_k is '{'ä' * 76}...; expected a whole number",
+}
 CONTEXT = 512
 REFUSED = {
     "constraint": [
@@ -202,8 +210,10 @@ def test_what_the_native_library_does_not_have_is_refused_by_name(native: Any) -
     refused = [(name, *each) for name, cases in REFUSED.items() for each in cases]
     known = {"costs_are_known": True, "has_draft": True}
     cases = [{"options": json.dumps({name: value}), **known} for name, value, _ in refused]
-    for (name, _, message), found in zip(refused, native(configs=cases)["configs"], strict=True):
-        assert isinstance(found, str) and found.startswith(message), (name, found)
+    messages = [message for _, _, message in refused] + [*TEXTS.values()]
+    cases += [{"options": text, **known} for text in TEXTS]
+    for message, found in zip(messages, native(configs=cases)["configs"], strict=True):
+        assert isinstance(found, str) and found.startswith(message), found
 
 
 FILES: tuple[dict[str, Any], ...] = (

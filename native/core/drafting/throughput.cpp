@@ -185,34 +185,40 @@ Ints ThroughputDraftPolicy::choose(JointDistribution& joint, std::size_t depth) 
     layer.gaps = gaps_of(joint, found, narrowest, widest);
     layer.narrowest = narrowest;
     const Floats accepted = estimator_.accepted(layer.gaps, draft.layers.size() - 1);
-    const double left = draft.stake - spent(), seconds_before = costs_.target(draft.num_rows);
-    double best_gain = -INFINITE, best_worth = 0.0;
-    std::size_t chosen = 0, num_possible = 0;
-    for (std::size_t i = 0; i < accepted.size(); ++i) {
-        const std::size_t num_rows = draft.num_rows + narrowest + i;
-        const double more = costs_.target(num_rows) - seconds_before;
-        // A wider layer costs no less: the widths that can be paid are the first ones.
-        if (more > left || num_rows > costs_.most_known) break;
-        const double reach = draft.reach * accepted[i], worth = worth_of_more(reach, num_rows);
-        const double gain = reach * token_seconds_ - more + worth;
-        if (gain > best_gain) best_gain = gain, best_worth = worth, chosen = i;
-        ++num_possible;
-    }
-    const double reach = draft.reach * accepted[chosen];
-    const std::size_t width = narrowest + chosen;
+    const Width chosen = best_width(accepted, narrowest);
+    const double reach = draft.reach * accepted[chosen.index];
+    const std::size_t width = narrowest + chosen.index;
     estimator_.choose(reach / draft.reach, width);
-    if (!num_possible || best_gain <= 0.0) {
+    if (chosen.gain <= 0.0) {
         draft.reach = 0.0;
         return {};
     }
     draft.is_try = false;  // it is expected to pay
     draft.reach = reach;
-    draft.worth = best_worth + usual_call_;
+    draft.worth = chosen.worth + usual_call_;
     draft.expected += reach;
     draft.num_rows = std::min(draft.num_rows + width, costs_.most_rows);
     best.resize(width);
     found.values.resize(width);
     draft.parent_deficits = found.values.back() > 0.0 ? std::move(found.values) : Floats();
+    return best;
+}
+
+/// Return the width of largest gain among those that can be paid; accepted: of each, from
+/// `narrowest` on.
+ThroughputDraftPolicy::Width ThroughputDraftPolicy::best_width(const Floats& accepted,
+                                                               std::size_t narrowest) const {
+    const double left = now_.stake - spent(), before = costs_.target(now_.num_rows);
+    Width best;
+    for (std::size_t i = 0; i < accepted.size(); ++i) {
+        const std::size_t num_rows = now_.num_rows + narrowest + i;
+        const double more = costs_.target(num_rows) - before;
+        // A wider layer costs no less: the widths that can be paid are the first ones.
+        if (more > left || num_rows > costs_.most_known) break;
+        const double reach = now_.reach * accepted[i], worth = worth_of_more(reach, num_rows);
+        const double gain = reach * token_seconds_ - more + worth;
+        if (gain > best.gain) best = {i, gain, worth};
+    }
     return best;
 }
 

@@ -76,6 +76,11 @@ private:
         Floats parent_deficits;  // (num_beams,) of the last layer; empty: all are 0
         double refused = 0.0;    // cost of a first layer that exceeds the budget
     };
+    /// A width, counted from the narrowest, its gain and that of the layers after it.
+    struct Width {
+        std::size_t index = 0;
+        double gain = LOG_ZERO, worth = 0.0;  // no gain: none can be paid
+    };
     /// Candidates of least deficit, in order, (num_best,).
     struct Deficits {
         Ints best;
@@ -89,6 +94,7 @@ private:
     bool learn(const std::vector<Beams>& committed);
     double spent() const;
     double seconds_of_rows(std::size_t num_new) const;
+    Width best_width(const Floats& accepted, std::size_t narrowest) const;
     Deficits least_deficits(const JointDistribution& joint, Floats scores) const;
     Floats gaps_of(const JointDistribution& joint, const Deficits& found, std::size_t narrowest,
                    std::size_t widest) const;
