@@ -180,8 +180,8 @@ dsbd::tests::TableEngine Case::engine_of(const json& model, const dsbd::tests::T
 dsbd::DecodingRequest Case::request_of(const json& given, Ints& agreed) {
     dsbd::DecodingConfig config = dsbd::decoding_config(given["options"].dump());
     if (!given["trie"].is_null()) {
-        auto trie = dsbd::TokenTrie::load(folder_ + given["trie"].get<std::string>());
-        config.constraint = std::make_shared<dsbd::TokenTrie>(std::move(trie));
+        const std::string file = folder_ + given["trie"].get<std::string>();
+        config.constraint = std::make_shared<dsbd::TokenTrie>(file);
         if (auto most = config.constraint->most_tokens()) config.end_after(*most);
     }
     const dsbd::Uint128 seed = *config.seed;

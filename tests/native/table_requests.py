@@ -313,9 +313,13 @@ def with_tries(case: Case, rng: np.random.Generator) -> Case:
     for number, request in enumerate(case.requests):
         if rng.integers(4) or request.options.get("no_timestamps_token_id") is not None:
             continue
+        eos = request.options["eos_token_id"] or []  # a constraint never lists them
+        tokens = np.setdiff1d(np.arange(request.vocab_size), eos)
+        if not len(tokens):
+            continue
         lengths = rng.integers(1, 6, size=rng.integers(1, 12))
-        sequences = [rng.integers(request.vocab_size, size=n).tolist() for n in lengths]
-        end = "eos" if request.options["eos_token_id"] and rng.integers(2) else "leaf"
+        sequences = [rng.choice(tokens, size=n).tolist() for n in lengths]
+        end = "eos" if eos and rng.integers(2) else "leaf"
         case.tries[number] = TokenTrie.from_sequences(sequences, end=end)
     return case
 
