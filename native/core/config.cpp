@@ -222,8 +222,8 @@ Json json_object(std::string_view text, const std::string& name) {
     };
     Json object = Json::parse(text, check_depth, false);
     if (object.is_discarded()) throw Error(name + " is invalid JSON");
-    if (!object.is_object()) throw Error(name + " is " + shown(object) + "; expected a JSON object");
-    return object;
+    if (object.is_object()) return object;
+    throw Error(name + " is " + shown(object) + "; expected a JSON object");
 }
 
 }  // namespace options

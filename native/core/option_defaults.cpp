@@ -2,7 +2,6 @@
 #include "option_defaults.hpp"
 
 #include <algorithm>
-#include <array>
 #include <random>
 #include <utility>
 
@@ -48,6 +47,12 @@ void add_lengths_of_targets(Json& content) {
     }
 }
 
+/// Whether an option of the file says something with the table's default too: of the others
+/// transformers writes what is off.
+bool says_default(const std::string& name) {
+    return name == "temperature" || name == "top_k" || name == "top_p" || name == "max_new_tokens";
+}
+
 Json options_of(const Json& content, const BundleFacts& facts) {
     Json found = Json::object();
     for (const OptionRow& row : options::option_table()) {
@@ -57,11 +62,7 @@ Json options_of(const Json& content, const BundleFacts& facts) {
         try {
             const Json value = row.read(content[row.name]);
             const Json usual = row.name == "num_beams" ? Json(1) : row.usual;
-            // These say something with the table's default too; of the others transformers writes
-            // what is off, too.
-            constexpr std::array says_it = {"temperature", "top_k", "top_p", "max_new_tokens"};
-            const bool is_said = std::find(says_it.begin(), says_it.end(), row.name) != says_it.end();
-            if (is_said || value != usual) found[row.name] = value;
+            if (says_default(row.name) || value != usual) found[row.name] = value;
         } catch (const Error& error) {
             throw Error(facts.generation_config_file + ": " + error.what() +
                         "; export the bundle again from a checkpoint whose file is right, or open "
@@ -118,6 +119,29 @@ Json with_defaults(const Json& options, const Json& defaults) {
     return filled;
 }
 
+/// Make a predicted text tokens; Error: there are too many, or nothing gives them.
+void encode_prediction(options::Chosen& chosen, const Encode& encode, std::size_t most_tokens) {
+    Json &text = chosen[options::Option::predicted_text],
+         &token_ids = chosen[options::Option::predicted_token_ids];
+    if (text.is_string() && text != "") {
+        if (!token_ids.empty()) {
+            throw Error("predicted_text and predicted_token_ids are both given; leave out one of "
+                        "them");
+        }
+        if (!encode) {
+            throw Error("predicted_text is given, but this bundle has no native text; give "
+                        "predicted_token_ids");
+        }
+        token_ids = encode(text.get<std::string>());
+    }
+    text = nullptr;
+    if (token_ids.size() > most_tokens) {
+        throw Error("predicted_token_ids has " + std::to_string(token_ids.size()) +
+                    " tokens, the context of this bundle holds " + std::to_string(most_tokens) +
+                    "; give the part that the output repeats");
+    }
+}
+
 void check_drafter(const DecodingConfig& config, const BundleFacts& facts) {
     if (facts.has_draft || !config.has_draft_model()) return;
     const std::string fix = "or add a draft with: dsbd-export --bundle BUNDLE --draft DRAFT";
@@ -142,8 +166,10 @@ struct ModelDefaults::Given {
         const Json num_beams = is_given(given, "num_beams") ? given["num_beams"]
                                                             : options.value("num_beams", Json(1));
         Json named = given;
-        const bool drafts = has_draft || std::any_of(std::begin(DRAFTING), std::end(DRAFTING),
-                                                     [&](auto name) { return is_given(given, name); });
+        const bool gives_drafting =
+            std::any_of(std::begin(DRAFTING), std::end(DRAFTING),
+                        [&](const char* name) { return is_given(given, name); });
+        const bool drafts = has_draft || gives_drafting;
         named["strategy"] = drafts           ? "speculative-beam-search"
                             : num_beams == 1 ? "greedy"
                                              : "beam-search";
@@ -181,14 +207,16 @@ ModelDefaults::ModelDefaults(BundleFacts facts) : facts_(std::move(facts)) {
         }
     }
     if (facts_.is_for_chats && !facts_.reads_source) {
-        if (!has_warping(found->options)) found->chat_options = {{"temperature", 0.7}, {"top_p", 0.9}};
+        if (!has_warping(found->options)) {
+            found->chat_options = {{"temperature", 0.7}, {"top_p", 0.9}};
+        }
         found->chat_options["max_new_tokens"] = LONGEST_CHAT_ANSWER;
     }
     given_ = std::move(found);
 }
 
 DecodingConfig ModelDefaults::config(std::string_view options, std::size_t num_prompt_tokens,
-                                     const std::function<Ints(const std::string&)>& encode) const {
+                                     const Encode& encode) const {
     Json given = options::read_options(options::json_object(options, "options"));
     if (!is_given(given, "eos_token_id")) given["eos_token_id"] = facts_.eos_token_ids;
     if (!is_given(given, "seed")) given["seed"] = std::random_device{}();
@@ -202,26 +230,7 @@ DecodingConfig ModelDefaults::config(std::string_view options, std::size_t num_p
     const Strategy& row = *find_strategy(given["strategy"].get<std::string>());
     options::Chosen chosen =
         options::checked_options(with_defaults(given, given_->of(row, given, facts_)));
-    using enum options::Option;
-    if (chosen[predicted_text].is_string()) {
-        const auto text = chosen[predicted_text].get<std::string>();
-        if (!text.empty() && !chosen[predicted_token_ids].empty()) {
-            throw Error("predicted_text and predicted_token_ids are both given; leave out one of "
-                        "them");
-        }
-        if (!text.empty() && !encode) {
-            throw Error("predicted_text is given, but this bundle has no native text; give "
-                        "predicted_token_ids");
-        }
-        if (!text.empty()) chosen[predicted_token_ids] = encode(text);
-        chosen[predicted_text] = nullptr;
-    }
-    const std::size_t num_predicted = chosen[predicted_token_ids].size();
-    if (num_predicted > facts_.context_length) {
-        throw Error("predicted_token_ids has " + std::to_string(num_predicted) +
-                    " tokens, the context of this bundle holds " +
-                    std::to_string(facts_.context_length) + "; give the part that the output repeats");
-    }
+    encode_prediction(chosen, encode, facts_.context_length);
     DecodingConfig config = options::settled(std::move(chosen), facts_.has_draft, true);
     check_drafter(config, facts_);
     if (!gives_length && num_prompt_tokens < facts_.context_length) {

@@ -30,6 +30,9 @@ struct BundleFacts {
     std::string generation_config_file;  // its path, for messages
 };
 
+/// Gives the tokens of a text.
+using Encode = std::function<Ints(const std::string&)>;
+
 /// Defaults of the requests to one bundle.
 class ModelDefaults {
 public:
@@ -41,7 +44,7 @@ public:
     /// options: a JSON object. encode: gives the tokens of a predicted text; null: the bundle has
     /// no native text.
     DecodingConfig config(std::string_view options, std::size_t num_prompt_tokens,
-                          const std::function<Ints(const std::string&)>& encode = nullptr) const;
+                          const Encode& encode = nullptr) const;
 
 private:
     struct Given;

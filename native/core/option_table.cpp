@@ -35,7 +35,8 @@ const Condition HAS_DRAFT_TREE{strategy, [](const Chosen& o) { return o.row().ha
 const Condition SAMPLES{strategy, [](const Chosen& o) { return o.row().rule == Rule::sample; },
                         THAT_SAMPLES};
 const Condition SEVERAL_DRAWS{
-    strategy, [](const Chosen& o) { return o.row().has_beams || o.row().has_draft_tree; }, WITH_BEAMS};
+    strategy, [](const Chosen& o) { return o.row().has_beams || o.row().has_draft_tree; },
+    WITH_BEAMS};
 const Condition MJSD{strategy, [](const Chosen& o) { return o.row().rule == Rule::joint; }, "mjsd"};
 const Condition MJGD{strategy, [](const Chosen& o) { return o.row().rule == Rule::joint_greedy; },
                      "mjgd"};
@@ -50,7 +51,8 @@ const Condition DRAFTED_LAYERS{draft_length, [](const Chosen& o) { return o[draf
 const Condition THRESHOLD{width_policy,
                           [](const Chosen& o) { return o[width_policy] == "threshold"; },
                           "'threshold'"};
-const Condition EVERY_BEAM{memory, [](const Chosen& o) { return o[memory] == "forest"; }, "'forest'"};
+const Condition EVERY_BEAM{memory, [](const Chosen& o) { return o[memory] == "forest"; },
+                           "'forest'"};
 const Condition HAS_TIMES{no_timestamps_token_id,
                           [](const Chosen& o) { return !o[no_timestamps_token_id].is_null(); },
                           "the token before the times of a speech model"};
@@ -75,6 +77,10 @@ bool is_predicted(const Chosen& o) {
 
 Json half_width(const Chosen& o) { return std::max<std::int64_t>(1, o.whole(num_beams) / 2); }
 
+Values fixed_width(const Chosen& o) { return {nullptr, o[num_beams], half_width(o)}; }
+
+Values undrafted(const Chosen& o) { return {o.row().has_draft ? "model" : "none"}; }
+
 Json usual_strategy(const Chosen& o) { return std::string(named_strategy("dsbd", o.is_cold)); }
 
 Json usual_drafter(const Chosen& o) {
@@ -93,7 +99,8 @@ Json usual_width_policy(const Chosen& o) {
 Json usual_draft_policy(const Chosen& o) {
     const bool has_shape = !o[draft_length].is_null() || !o[draft_beams].is_null();
     const bool depends_on_draft = o[coupling] == "rejection" || o[width_policy] == "threshold";
-    if (has_shape || depends_on_draft || o[memory] == "single" || o[replacement] == true) return "fixed";
+    if (has_shape || depends_on_draft) return "fixed";
+    if (o[memory] == "single" || o[replacement] == true) return "fixed";
     if (!o.costs_are_known) return nullptr;
     return *o.costs_are_known ? "throughput" : "fixed";
 }
@@ -139,12 +146,14 @@ std::vector<OptionRow> rows_of_beams() {
     Values names;
     for (const Strategy& each : STRATEGIES) names.push_back(std::string(each.name));
     return {
-        {.name = "strategy", .domain = one_of(names, false), .usual = {}, .usual_of = usual_strategy},
+        {.name = "strategy", .domain = one_of(names, false), .usual = {},
+         .usual_of = usual_strategy},
         {.name = "num_beams", .domain = Whole{1, MOST_BEAMS}, .usual = {}, .usual_of = usually(4),
          .needs = {&HAS_BEAMS}, .neutral = always({1}), .of_model = search},
         {.name = "num_return_sequences", .domain = Whole{1, MOST_BEAMS}, .usual = 1,
          .needs = {&HAS_BEAMS}},
-        {.name = "length_penalty", .domain = Number{-30.0, 30.0}, .usual = 1.0, .of_model = search},
+        {.name = "length_penalty", .domain = Number{-30.0, 30.0}, .usual = 1.0,
+         .of_model = search},
         {.name = "early_stopping", .domain = one_of({false, true, "never"}), .usual = false,
          .needs = {&HAS_BEAMS, &EVERY_BEAM}, .of_model = search},
     };
@@ -157,9 +166,9 @@ std::vector<OptionRow> rows_of_drafts() {
          .usual_of = usually("gumbel"), .needs = {&SAMPLES}, .neutral = always({nullptr})},
         {.name = "width_policy", .domain = one_of({"fixed", "threshold"}), .usual = {},
          .usual_of = usual_width_policy, .needs = {&DSBD}, .neutral = always({"fixed"})},
-        {.name = "drafter", .domain = one_of({"model", "ngram", "model+ngram", "none"}), .usual = {},
-         .usual_of = usual_drafter, .needs = {&FREE_OF_THE_DRAFT},
-         .neutral = [](const Chosen& o) -> Values { return {o.row().has_draft ? "model" : "none"}; }},
+        {.name = "drafter", .domain = one_of({"model", "ngram", "model+ngram", "none"}),
+         .usual = {}, .usual_of = usual_drafter, .needs = {&FREE_OF_THE_DRAFT},
+         .neutral = undrafted},
         {.name = "predicted_text", .domain = any_text, .usual = {},
          .needs = {&FREE_OF_THE_DRAFT, &BY_NGRAMS}},
         {.name = "predicted_token_ids", .domain = Wholes{tokens, 1 << 17, "token id", true},
@@ -173,8 +182,7 @@ std::vector<OptionRow> rows_of_drafts() {
          .usual_of = usual_draft_beams, .needs = {&HAS_DRAFT, &DRAFTED_LAYERS, &HAS_DRAFT_TREE},
          .neutral = one_path},
         {.name = "min_beams", .domain = Whole{1, MOST_BEAMS}, .usual = {}, .usual_of = half_width,
-         .needs = {&DSBD, &THRESHOLD, &DRAFTED_LAYERS},
-         .neutral = [](const Chosen& o) -> Values { return {nullptr, o[num_beams], half_width(o)}; }},
+         .needs = {&DSBD, &THRESHOLD, &DRAFTED_LAYERS}, .neutral = fixed_width},
         {.name = "accept_threshold", .domain = Number{0.0, 1.0}, .usual = USUAL_THRESHOLD,
          .needs = {&DSBD, &THRESHOLD, &DRAFTED_LAYERS}},
         {.name = "memory", .domain = one_of({"forest", "single"}), .usual = "forest",
@@ -197,7 +205,8 @@ std::vector<OptionRow> rows_of_sampling_and_length() {
         {.name = "seed", .domain = seed_number, .usual = {}},
         {.name = "max_new_tokens", .domain = Whole{1, MOST}, .usual = 64, .of_model = any},
         processor("min_new_tokens", token, 0, any),
-        {.name = "stop_strings", .domain = stop_texts, .usual = {}, .usual_of = usually(Json::array())},
+        {.name = "stop_strings", .domain = stop_texts, .usual = {},
+         .usual_of = usually(Json::array())},
         {.name = "eos_token_id", .domain = Wholes{token, 1024, "token id", true}, .usual = {}},
         processor("forced_eos_token_id", token, nullptr, encoder_decoder),
         processor("forced_bos_token_id", token, nullptr, encoder_decoder),
@@ -219,7 +228,8 @@ std::vector<OptionRow> rows_of_processors() {
         processor("suppress_tokens", tokens, none, any),
         processor("begin_suppress_tokens", tokens, none, any),
         processor("no_timestamps_token_id", token, nullptr),
-        {.name = "max_initial_timestamp_index", .domain = token, .usual = {}, .needs = {&HAS_TIMES}},
+        {.name = "max_initial_timestamp_index", .domain = token, .usual = {},
+         .needs = {&HAS_TIMES}},
         {.name = "last_timestamp_token_id", .domain = token, .usual = {}, .needs = {&HAS_TIMES}},
         processor("logits_processors", nothing, none),
         processor("scorers", nothing, none),
@@ -316,8 +326,8 @@ Option option_named(const std::string& name) {
     std::vector<std::string> names;
     for (const OptionRow& row : table) names.push_back(row.name);
     const std::string close = did_you_mean(name, names);
-    throw Error("unknown option " + shown(name) +
-                (close.empty() ? "; expected a field of DecodingConfig (docs/run.md lists them)" : close));
+    const char* const expected = "; expected a field of DecodingConfig (docs/run.md lists them)";
+    throw Error("unknown option " + shown(name) + (close.empty() ? expected : close));
 }
 
 Json read_options(const Json& given) {

@@ -59,13 +59,12 @@ std::string python_float(double number) {
 
 /// Return a text as Python's repr does, except that it escapes nothing beyond ASCII.
 std::string python_text(const std::string& text) {
-    const bool is_double = text.find('\'') != std::string::npos && text.find('"') == std::string::npos;
-    const char quote = is_double ? '"' : '\'';
+    const bool has_single = text.find('\'') != std::string::npos;
+    const char quote = has_single && text.find('"') == std::string::npos ? '"' : '\'';
     std::string found(1, quote);
     for (const char c : text) {
-        const std::string_view escaped = c == '\n' ? "\\n" : c == '\r' ? "\\r" : c == '\t' ? "\\t" : "";
-        if (!escaped.empty()) {
-            found += escaped;
+        if (c == '\n' || c == '\r' || c == '\t') {
+            found += c == '\n' ? "\\n" : c == '\r' ? "\\r" : "\\t";
         } else if (c == quote || c == '\\') {
             (found += '\\') += c;
         } else if (static_cast<unsigned char>(c) < 0x20 || c == 0x7F) {
@@ -115,7 +114,8 @@ Json Whole::operator()(const std::string& name, const Json& value) const {
     if (has_off && whole == -1 && !is_huge) return least;
     const bool is_low = whole < least && !is_huge;
     if (!is_low && whole <= most && !is_huge) return value;
-    refuse(name, value, (is_low ? "at least " : "at most ") + std::to_string(is_low ? least : most));
+    const std::string bound = std::to_string(is_low ? least : most);
+    refuse(name, value, (is_low ? "at least " : "at most ") + bound);
 }
 
 Json Wholes::operator()(const std::string& name, const Json& value) const {
@@ -158,8 +158,8 @@ Domain one_of(std::vector<Json> choices, bool is_quoted) {
         std::string names;
         for (const Json& choice : choices) {
             if (choice == value) return choice;
-            const bool is_plain = choice.is_string() && !is_quoted;
-            names += (names.empty() ? "" : ", ") + (is_plain ? choice.get<std::string>() : python(choice));
+            if (!names.empty()) names += ", ";
+            names += is_quoted ? python(choice) : choice.get<std::string>();
         }
         refuse(name, value, "one of " + names);
     };
@@ -195,8 +195,8 @@ Json stop_texts(const std::string& name, const Json& value) {
                         ": shorten it");
         }
         if (text.find("\xEF\xBF\xBD") != std::string::npos) {
-            throw Error(name + " has " + shown(each) + ", with U+FFFD or a lone surrogate, which no "
-                        "finished text holds; drop it");
+            throw Error(name + " has " + shown(each) +
+                        ", with U+FFFD or a lone surrogate, which no finished text holds; drop it");
         }
     }
     return texts;
@@ -205,7 +205,8 @@ Json stop_texts(const std::string& name, const Json& value) {
 Json token_sequences(const std::string& name, const Json& value) {
     constexpr std::size_t most_sequences = 4096, most_tokens = 256;
     if (!value.is_array() || value.size() > most_sequences) {
-        refuse(name, value, "a list of at most " + std::to_string(most_sequences) + " lists of token ids");
+        const std::string most = std::to_string(most_sequences);
+        refuse(name, value, "a list of at most " + most + " lists of token ids");
     }
     const Wholes sequence{{0, MOST_TOKEN}, most_tokens, "token id", true};
     Json read = Json::array();
@@ -266,7 +267,8 @@ Json trie(const std::string& name, const Json& value) {
 
 Json nothing(const std::string& name, const Json& value) {
     if (value.is_array() && value.empty()) return value;
-    throw Error(name + " is " + shown(value) + ", which the native library does not support; " + IN_PYTHON);
+    throw Error(name + " is " + shown(value) + ", which the native library does not support; " +
+                IN_PYTHON);
 }
 
 namespace {
@@ -292,8 +294,9 @@ std::string did_you_mean(const std::string& name, std::span<const std::string> k
     if (name.size() > 100) return "";
     std::pair<double, std::string> best{0.6, ""};
     for (const std::string& each : known) {
+        const auto num_all = static_cast<double>(each.size() + name.size());
         const auto num_shared = static_cast<double>(num_matching(each, name));
-        best = std::max(best, {2.0 * num_shared / static_cast<double>(each.size() + name.size()), each});
+        best = std::max(best, {2.0 * num_shared / num_all, each});
     }
     return best.second.empty() ? "" : "; did you mean " + python_text(best.second) + "?";
 }

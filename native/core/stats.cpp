@@ -57,7 +57,7 @@ DecodingStats StatsRecorder::stats(std::int64_t num_output_tokens) const {
     found.draft_calls = draft_.calls;
     found.time_to_first_token_s = first;
     if (num_output_tokens > 1) {
-        found.time_per_output_token_s = (total - first) / static_cast<double>(num_output_tokens - 1);
+        found.time_per_output_token_s = ratio(total - first, num_output_tokens - 1);
     }
     found.tokens_per_s = total > 0.0 ? static_cast<double>(num_output_tokens) / total : 0.0;
     found.draft_s = draft_.seconds;

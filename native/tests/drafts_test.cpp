@@ -80,7 +80,9 @@ public:
             known_.push_back(std::make_shared<const dsbd::EngineCosts>(std::move(costs)));
         }
     }
-    std::shared_ptr<const dsbd::EngineCosts> now() override { return known_[number_ % known_.size()]; }
+    std::shared_ptr<const dsbd::EngineCosts> now() override {
+        return known_[number_ % known_.size()];
+    }
     void observe(dsbd::CostKind, std::size_t, double) override { ++number_; }
 
 private:
@@ -97,7 +99,8 @@ private:
 /// One setting of the draft policy, on layers that the file describes.
 class PolicyReplay {
 public:
-    explicit PolicyReplay(const json& given) : costs_(given["costs"]), num_beams_(given["num_beams"]) {
+    explicit PolicyReplay(const json& given)
+        : costs_(given["costs"]), num_beams_(given["num_beams"]) {
         for (const json& request : given["requests"]) replay(given, request);
     }
 
@@ -176,7 +179,8 @@ private:
         for (std::size_t beam = 0; beam < nodes.size(); ++beam) {
             const bool has_ended = forest_.is_absorbing[index(nodes[beam])];
             for (std::size_t k = 0; k < (has_ended ? 1 : log_probs.size()); ++k) {
-                const double log_prob = has_ended ? 0.0 : log_probs[(k + 3 * beam) % log_probs.size()];
+                const double listed = log_probs[(k + 3 * beam) % log_probs.size()];
+                const double log_prob = has_ended ? 0.0 : listed;
                 joint.parents.push_back(static_cast<std::int64_t>(beam));
                 joint.tokens.push_back(has_ended ? dsbd::STAY : static_cast<std::int64_t>(k));
                 joint.raw_log_probs.push_back(log_prob);
@@ -232,7 +236,8 @@ private:
 json stats(const json& given) {
     double now = 0.0;
     dsbd::Meter target, draft;
-    dsbd::StatsRecorder recorder(given["num_prompt_tokens"], target, draft, [&] { return now; }, "ngram");
+    dsbd::StatsRecorder recorder(given["num_prompt_tokens"], target, draft, [&] { return now; },
+                                 "ngram");
     for (const json& each : given["iterations"]) {
         now += each["seconds"].get<double>();
         target.count(each["rows"], 0.25 * each["seconds"].get<double>());

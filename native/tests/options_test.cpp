@@ -37,7 +37,8 @@ void add_processing(const dsbd::DecodingConfig& config, json& found) {
     found["forced_bos_token_id"] = nullable(config.forced_bos_token_id);
     found["forced_eos_token_id"] = nullable(config.forced_eos_token_id);
     found["processes_logits"] = config.processes_logits();
-    found["constraint"] = config.has_constraint() ? json{config.trie_file, config.trie_end} : json();
+    found["constraint"] = nullptr;
+    if (config.has_constraint()) found["constraint"] = {config.trie_file, config.trie_end};
 }
 
 void add_drafting(const dsbd::DecodingConfig& config, json& found) {
@@ -107,7 +108,9 @@ json config_of_bundle(const json& given) {
     facts.is_for_chats = given["of_chats"];
     facts.generation_config = given["file"];
     facts.generation_config_file = "generation_config.json";
-    const auto encode = [](const std::string& text) { return dsbd::Ints(text.begin(), text.end()); };
+    const auto encode = [](const std::string& text) {
+        return dsbd::Ints(text.begin(), text.end());
+    };
     const dsbd::ModelDefaults defaults(std::move(facts));
     return fields(defaults.config(given["options"].get<std::string>(), 100, encode));
 }

@@ -16,19 +16,15 @@ using Bins = AcceptanceEstimator::Bins;
 constexpr double MOST = 3.0;  // iterations: what was earned long ago is no reason to lose more
 constexpr double LEAST_SHARE = DraftBudget::SHARE / 8;
 constexpr double LOST = -2.0;               // iterations
-constexpr double MOST_LOST_AT_ONCE = -0.5;  // iterations: a prompt to be read says nothing about the
-                                            // next drafts
+constexpr double MOST_LOST_AT_ONCE = -0.5;  // a prompt to be read says nothing of later drafts
 constexpr std::array<double, NUM_BINS - 1> GAP_EDGES = {0.05, 0.1, 0.2, 0.3, 0.45, 0.6, 0.8, 1.0,
                                                         1.3,  1.6, 2.0, 2.5, 3.0,  4.0, 6.0};
-constexpr double GUESS_WEIGHT = 2.0;  // observations of each gap that the guess counts for, always
-constexpr double LEVEL_WEIGHT = 3.0;  // accepted layers that the first guess counts for, of all gaps
-                                      // together
+constexpr double GUESS_WEIGHT = 2.0;  // observations of each gap that the guess counts for
+constexpr double LEVEL_WEIGHT = 3.0;  // accepted layers that it counts for, of all gaps
 constexpr double MEMORY = 0.985;      // weight that a layer's observations keep after another
-constexpr std::int64_t MANY_CHOSEN = 8;  // layers from which on a running mean takes a tenth of the
-                                         // next one
-constexpr int MANY = 32, LATER = 4;  // layers after which rates are taken anew only after so many
-                                     // more
-constexpr double RATE_MEMORY = 0.9;  // weight that an iteration's rate of tokens keeps after another
+constexpr std::int64_t MANY_CHOSEN = 8;  // layers; a running mean then takes a tenth of the next
+constexpr int MANY = 32, LATER = 4;  // layers; rates are then taken anew only after so many more
+constexpr double RATE_MEMORY = 0.9;  // weight that a rate of tokens keeps after another
 constexpr double GUESSED_LAYER = 0.6;         // of an iteration
 constexpr double LEAST_DISTURBANCE = 2e-5;    // seconds
 

@@ -33,30 +33,6 @@ double interpolated(double x, std::span<const double> xs, std::span<const double
     return (ys[i + 1] - ys[i]) / (xs[i + 1] - xs[i]) * (x - xs[i]) + ys[i];
 }
 
-struct Line {
-    double slope, start;
-};
-
-/// Return the line of least squares of weighted errors.
-Line fitted(const Floats& xs, const Floats& ys, const Floats& weights) {
-    double total = 0.0, mean_x = 0.0, mean_y = 0.0, products = 0.0, squares = 0.0;
-    for (std::size_t i = 0; i < xs.size(); ++i) {
-        const double weight = weights[i] * weights[i];
-        total += weight;
-        mean_x += weight * xs[i];
-        mean_y += weight * ys[i];
-    }
-    mean_x /= total;
-    mean_y /= total;
-    for (std::size_t i = 0; i < xs.size(); ++i) {
-        const double weighted = weights[i] * weights[i] * (xs[i] - mean_x);
-        products += weighted * (ys[i] - mean_y);
-        squares += weighted * (xs[i] - mean_x);
-    }
-    const double slope = products / squares;
-    return {slope, mean_y - slope * mean_x};
-}
-
 }  // namespace
 
 Floats CostCurve::up_to(std::size_t most_rows, std::size_t num_sharers) const {
@@ -68,7 +44,8 @@ Floats CostCurve::up_to(std::size_t most_rows, std::size_t num_sharers) const {
     for (std::size_t n = 0; n <= most_rows; ++n) {
         const auto num_rows = static_cast<double>(n * num_sharers);
         const double beyond = std::max(num_rows - xs[last], 0.0) * slope;
-        found.push_back((interpolated(num_rows, xs, ys) + beyond) / static_cast<double>(num_sharers));
+        const double together = interpolated(num_rows, xs, ys) + beyond;
+        found.push_back(together / static_cast<double>(num_sharers));
     }
     return found;
 }
@@ -103,34 +80,17 @@ std::vector<LearnedCurve::Point> LearnedCurve::points() const {
 }
 
 CostCurve LearnedCurve::curve(double scale) {
-    const Floats sizes = learned_rows();
-    CostCurve found{sizes, Floats(NUM_SIZES), std::pair<std::size_t, std::size_t>(0, 0)};
+    CostCurve found{learned_rows(), {}, std::pair<std::size_t, std::size_t>(0, 0)};
     if (!num_calls) {
-        for (std::size_t i = 0; i < NUM_SIZES; ++i) {
-            found.seconds[i] = guess_ * scale * (1.0 + GUESSED_SHARE * (sizes[i] - 1.0));
+        for (const double rows : found.rows) {
+            found.seconds.push_back(guess_ * scale * (1.0 + GUESSED_SHARE * (rows - 1.0)));
         }
         return found;
     }
     const std::vector<Point> known = points();
-    Floats ordered, xs, ys, errors;  // the latter relative to the seconds
-    double least = HUGE_VAL;         // seconds per row of any point
-    for (const Point& point : known) {
-        ordered.push_back(point.seconds / (1.0 + GUESSED_SHARE * (point.rows - 1.0)));
-        xs.push_back(point.rows);
-        ys.push_back(point.seconds);
-        errors.push_back(std::sqrt(point.weight) / point.seconds);
-        least = std::min(least, point.seconds / point.rows);
-    }
-    std::sort(ordered.begin(), ordered.end());
-    const std::size_t n = ordered.size();
-    const double one_row = (ordered[(n - 1) / 2] + ordered[n / 2]) / 2.0;
-    times_guessed = one_row / guess_;
-    // The line of least relative errors through the points and two guessed ones, nowhere below the
-    // seconds per row of any point.
-    xs.insert(xs.end(), {1.0, 1.0 + 1.0 / GUESSED_SHARE});
-    ys.insert(ys.end(), {one_row, 2.0 * one_row});
-    errors.insert(errors.end(), {1.0 / one_row, 1.0 / (2.0 * one_row)});
-    const Line line = fitted(xs, ys, errors);
+    double least = HUGE_VAL;  // seconds per row of any point; the line is nowhere below
+    for (const Point& point : known) least = std::min(least, point.seconds / point.rows);
+    const Line line = line_through(known);
     const auto on_line = [&](double rows) {
         return std::max(line.start + std::max(line.slope, 0.0) * rows, least);
     };
@@ -139,16 +99,51 @@ CostCurve LearnedCurve::curve(double scale) {
     for (const Point& point : known) {
         ratios.push_back((point.weight * point.seconds / on_line(point.rows) + 1.0) /
                          (point.weight + 1.0));
-        called.push_back(sizes[size_of(point.rows)]);
+        called.push_back(found.rows[size_of(point.rows)]);
         trust[size_of(point.rows)] += point.weight;
     }
     for (std::size_t i = 0; i < NUM_SIZES; ++i) {
-        sums.push_back(trust[i] * on_line(sizes[i]) * interpolated(sizes[i], called, ratios));
+        const double rows = found.rows[i];
+        sums.push_back(trust[i] * on_line(rows) * interpolated(rows, called, ratios));
     }
     found.seconds = never_falling(sums, trust);
     found.seen = {static_cast<std::size_t>(known.front().rows),
                   static_cast<std::size_t>(known.back().rows)};
     return found;
+}
+
+/// Return the line of least relative errors through the points and two guessed ones.
+LearnedCurve::Line LearnedCurve::line_through(const std::vector<Point>& known) {
+    Floats ordered, xs, ys, weights;
+    for (const Point& point : known) {
+        ordered.push_back(point.seconds / (1.0 + GUESSED_SHARE * (point.rows - 1.0)));
+        xs.push_back(point.rows);
+        ys.push_back(point.seconds);
+        weights.push_back(std::sqrt(point.weight) / point.seconds);
+    }
+    std::sort(ordered.begin(), ordered.end());
+    const std::size_t n = ordered.size();
+    const double one_row = (ordered[(n - 1) / 2] + ordered[n / 2]) / 2.0;
+    times_guessed = one_row / guess_;
+    xs.insert(xs.end(), {1.0, 1.0 + 1.0 / GUESSED_SHARE});
+    ys.insert(ys.end(), {one_row, 2.0 * one_row});
+    weights.insert(weights.end(), {1.0 / one_row, 1.0 / (2.0 * one_row)});
+    double total = 0.0, mean_x = 0.0, mean_y = 0.0, products = 0.0, squares = 0.0;
+    for (std::size_t i = 0; i < xs.size(); ++i) {
+        const double weight = weights[i] * weights[i];
+        total += weight;
+        mean_x += weight * xs[i];
+        mean_y += weight * ys[i];
+    }
+    mean_x /= total;
+    mean_y /= total;
+    for (std::size_t i = 0; i < xs.size(); ++i) {
+        const double weighted = weights[i] * weights[i] * (xs[i] - mean_x);
+        products += weighted * (ys[i] - mean_y);
+        squares += weighted * (xs[i] - mean_x);
+    }
+    const double slope = products / squares;
+    return {slope, mean_y - slope * mean_x};
 }
 
 LearnedCosts::LearnedCosts(double target_bytes, double draft_bytes, double source_bytes)

@@ -89,7 +89,11 @@ private:
     struct Point {
         double rows, seconds, weight;
     };
+    struct Line {
+        double slope, start;
+    };
     std::vector<Point> points() const;
+    Line line_through(const std::vector<Point>& known);
 
     double guess_;
     std::array<std::deque<std::pair<double, std::size_t>>, LEARNED_ROWS.size()> calls_;

@@ -57,7 +57,7 @@ EngineCalls<std::vector<DraftLayer>> draft_forest(Forest& forest, Drafter& draft
         if (!is_forced && !policy.wants_layer(needs->pending.size(), needs->num_whole)) break;
         co_await drafter.compute(std::move(needs->pending));
         JointDistribution joint = drafter.joint(nodes, log_u, copies);
-        if (!joint.num_candidates()) break;  // none is known, or processors and constraint leave none
+        if (!joint.num_candidates()) break;  // none is known, or processors leave none
         const std::size_t depth_now = depth + layers.size();
         DraftLayer layer;
         layer.drawn = is_forced ? policy.choose_forced(joint) : policy.choose(joint, depth_now);

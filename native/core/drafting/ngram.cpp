@@ -17,8 +17,7 @@ struct Doubt {
     double doubt;
 };
 constexpr Doubt DOUBTS[] = {{8, 0.05}, {5, 0.15}, {3, 0.5}, {2, 1.0}, {1, 3.0}};  // longest first
-constexpr std::size_t LONG_MATCH = 5;  // tokens of a context from which on it is used before a
-                                       // draft model
+constexpr std::size_t LONG_MATCH = 5;  // tokens of a context that is used before a draft model
 constexpr std::size_t MOST_LISTED = 8;
 constexpr double LEAST_LEFT = 1.0 - 0.95;
 

@@ -9,8 +9,7 @@ namespace dsbd {
 namespace {
 
 constexpr std::int64_t REACH = 8;
-constexpr std::int64_t NEAREST = 16;  // places of a token that are compared, on each side: bounds
-                                      // the time
+constexpr std::int64_t NEAREST = 16;  // places that are compared on each side: bounds the time
 constexpr double FIRST_RATE = 0.9, LEAST_RATE = 0.05, STEP = 0.05;
 constexpr double SURE = 0.75;  // probability that the next tokens of all beams are right
 // Of the places to go on, likeliest first, after one unexpected token.
@@ -97,7 +96,8 @@ Prediction::Found Prediction::nearest(std::int64_t expected, std::span<const std
     const std::int64_t end = std::min(middle + NEAREST, static_cast<std::int64_t>(places.size()));
     for (std::int64_t i = begin; i < end; ++i) {
         const std::int64_t place = places[static_cast<std::size_t>(i)];
-        const std::int64_t agreeing = num_agreeing(place, path), distance = std::abs(place - expected);
+        const std::int64_t agreeing = num_agreeing(place, path);
+        const std::int64_t distance = std::abs(place - expected);
         if (distance <= std::int64_t{1} << (3 * agreeing)) {  // REACH to the power of it
             best = std::max(best, {agreeing, -distance, place});
         }

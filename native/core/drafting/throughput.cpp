@@ -15,20 +15,19 @@ namespace dsbd {
 namespace {
 
 constexpr double INFINITE = std::numeric_limits<double>::infinity();
-constexpr std::int64_t FIRST_WITHOUT = 3;  // iterations before a setting's first draft: they tell
-                                           // the cost of one without
-constexpr double LEAST_TRY = 0.16;  // iterations that a try is charged at least when the next one is
-                                    // planned
-constexpr double LONGEST_REST = 16, LONGEST_HOPELESS_REST = 64;  // iterations
-constexpr double LONGEST_FREE_REST = 7;  // if drafts cost no call: what is copied appears without
-                                         // notice
-constexpr double CHEAP = 0.5;  // iterations: if layers cost less, a try that agrees with the target
-                               // is not charged
+// All in iterations.
+constexpr std::int64_t FIRST_WITHOUT = 3;  // before a setting's first draft: the cost without one
+constexpr double LEAST_TRY = 0.16;  // that a try is charged at least when the next one is planned
+constexpr double LONGEST_REST = 16, LONGEST_HOPELESS_REST = 64;
+constexpr double LONGEST_FREE_REST = 7;  // if drafts cost no call: copies appear without notice
+constexpr double CHEAP = 0.5;  // if layers cost less, a try that agrees is not charged
 
 std::size_t index(std::int64_t number) { return static_cast<std::size_t>(number); }
 
 /// Return a number of a candidate, the same in every joint distribution.
-std::int64_t candidate_id(std::int64_t node, std::int64_t token) { return (node << 32) + token + 1; }
+std::int64_t candidate_id(std::int64_t node, std::int64_t token) {
+    return (node << 32) + token + 1;
+}
 
 /// Return the ids of nodes as candidates; those among `parents` have ended.
 Ints candidate_ids(const Forest& forest, const Nodes& parents, const Nodes& nodes) {
@@ -146,7 +145,8 @@ bool ThroughputDraftPolicy::wants_layer(std::size_t num_rows, std::size_t num_wh
         }
         draft.stake = needed;
     }
-    if (!(num_rows || num_whole) && costs_.has_draft_model) return true;  // its call is not known yet
+    const bool is_call_known = num_rows || num_whole;
+    if (!is_call_known && costs_.has_draft_model) return true;
     double worth = draft.worth - call;
     if (num_whole) {  // the selected beams are among them: an iteration is saved
         draft.stake = budget.balance * usual_;

@@ -69,7 +69,7 @@ private:
         bool is_try = false;   // it does
         double reach = 1.0;    // probability that all layers are accepted
         double expected = 1.0;                             // tokens
-        std::pair<std::size_t, double> next_call{0, 0.0};  // rows, seconds of the prompt read before
+        std::pair<std::size_t, double> next_call{0, 0.0};  // rows, seconds to read the prompt
         std::vector<std::pair<std::size_t, double>> called;
         std::vector<Layer> layers;
         std::size_t num_forced = 0;
