@@ -352,7 +352,9 @@ def main(folder: Path, number: int, seed: int) -> None:
         rng = np.random.default_rng([seed, index])
         case = Case(rng, folder, index)
         num_nodes = len(case.given["nodes"]) + 1
-        case.given["kept"] = np.sort(rng.permutation(num_nodes)[: max(1, num_nodes // 2)] + 1).tolist()
+        case.given["kept"] = np.sort(
+            rng.permutation(num_nodes)[: max(1, num_nodes // 2)] + 1
+        ).tolist()
         try:
             found = case.expected()
         except DsbdError as error:
