@@ -21,14 +21,6 @@ bool contains(std::span<const std::int64_t> numbers, std::int64_t number) {
     return std::find(numbers.begin(), numbers.end(), number) != numbers.end();
 }
 
-template <class T>
-void reorder(std::vector<T>& entries, const std::vector<std::size_t>& order) {
-    std::vector<T> found;
-    found.reserve(order.size());
-    for (const auto index : order) found.push_back(entries[index]);
-    entries.swap(found);
-}
-
 }  // namespace
 
 LeftOutTokens::LeftOutTokens(const EngineSpec& spec)
@@ -101,15 +93,8 @@ void LeftOutTokens::add_to(JointDistribution& joint, std::span<const double> log
                                     raw_log_probs_[i]);
         joint.raw_log_probs.push_back(raw_log_probs_[i]);
     }
-    std::vector<std::size_t> order(joint.num_candidates());
-    for (std::size_t i = 0; i < order.size(); ++i) order[i] = i;
-    std::ranges::stable_sort(order, {}, [&](std::size_t i) { return joint.parents[i]; });
-    reorder(joint.parents, order);
-    reorder(joint.tokens, order);
-    reorder(joint.log_weights, order);
-    reorder(joint.raw_log_probs, order);
-    joint.masses.clear();
-    joint.path_keys.clear();
+    joint.masses.clear();  // a search has no copies
+    joint.sort_by_beam();
 }
 
 ComputedDistributions::ComputedDistributions(Role role, const EngineSpec& spec,

@@ -35,8 +35,6 @@ double joined(const double* sums) {
            ((sums[4] + sums[5]) + (sums[6] + sums[7]));
 }
 
-}  // namespace
-
 float exp32(float x) {
     if (x != x) return x;
     if (x >= MOST) return std::numeric_limits<float>::infinity();
@@ -52,6 +50,8 @@ float exp32(float x) {
     const float found = numerator / denominator * half * power_of_two(k - exponent);
     return k > 127.0f ? 2.0f * found : found;
 }
+
+}  // namespace
 
 double leaf_sum(const double* terms, std::size_t size) {
     double sum = 0.0;

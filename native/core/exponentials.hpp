@@ -12,9 +12,6 @@ namespace dsbd {
 /// Terms that numpy adds without splitting them; a row of a table is added in blocks of so many.
 inline constexpr std::size_t SUMMED_TOGETHER = 128;
 
-/// e ** x as numpy computes it in float32.
-float exp32(float x);
-
 /// Return the sum of e ** (x - largest) of at most SUMMED_TOGETHER numbers, exp in float32.
 double leaf_sum_of_exp32(const float* numbers, std::size_t size, float largest);
 

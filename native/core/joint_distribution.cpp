@@ -23,42 +23,40 @@ Ints candidate_ids(const JointDistribution& joint) {
 }
 
 template <class T>
-void append(std::vector<T>& entries, const std::vector<T>& others, std::size_t begin,
-            std::size_t end) {
-    entries.insert(entries.end(), others.begin() + static_cast<std::ptrdiff_t>(begin),
-                   others.begin() + static_cast<std::ptrdiff_t>(end));
+void append(std::vector<T>& entries, const std::vector<T>& others) {
+    entries.insert(entries.end(), others.begin(), others.end());
+}
+
+template <class T>
+void reorder(std::vector<T>& entries, const std::vector<std::size_t>& order) {
+    if (entries.empty()) return;
+    std::vector<T> found;
+    found.reserve(order.size());
+    for (const auto index : order) found.push_back(entries[index]);
+    entries.swap(found);
 }
 
 }  // namespace
 
 JointDistribution JointDistribution::with_beams(std::span<const std::int64_t> beams,
                                                 const JointDistribution& others) const {
-    JointDistribution found;
-    found.nodes = nodes;
-    found.log_unlisted = log_unlisted;
-    const bool has_masses = !masses.empty() || !others.masses.empty();
-    // Of both, the candidates of a beam stand together, by beam.
-    std::size_t mine = 0, theirs = 0;
-    const auto append_beam = [&](const JointDistribution& joint, std::size_t& begin,
-                                 std::int64_t index, std::int64_t beam) {
-        std::size_t end = begin;
-        while (end < joint.num_candidates() && joint.parents[end] == index) ++end;
-        found.parents.insert(found.parents.end(), end - begin, beam);
-        append(found.tokens, joint.tokens, begin, end);
-        append(found.log_weights, joint.log_weights, begin, end);
-        if (has_masses) append(found.masses, joint.log_masses(), begin, end);
-        append(found.raw_log_probs, joint.raw_log_probs, begin, end);
-        begin = end;
-    };
-    std::size_t next = 0;
-    for (std::size_t beam = 0; beam < nodes.size(); ++beam) {
-        const auto number = static_cast<std::int64_t>(beam);
-        append_beam(*this, mine, number, number);
-        if (next < beams.size() && beams[next] == number) {
-            append_beam(others, theirs, static_cast<std::int64_t>(next++), number);
-        }
-    }
+    JointDistribution found = *this;
+    for (const auto parent : others.parents) found.parents.push_back(beams[at(parent)]);
+    append(found.tokens, others.tokens);
+    append(found.log_weights, others.log_weights);
+    append(found.masses, others.masses);  // both have them, or neither
+    append(found.raw_log_probs, others.raw_log_probs);
+    found.sort_by_beam();
     return found;
+}
+
+void JointDistribution::sort_by_beam() {
+    std::vector<std::size_t> order(num_candidates());
+    std::iota(order.begin(), order.end(), std::size_t{0});
+    std::ranges::stable_sort(order, {}, [&](std::size_t i) { return parents[i]; });
+    for (auto* each : {&parents, &tokens}) reorder(*each, order);
+    for (auto* each : {&log_weights, &masses, &raw_log_probs}) reorder(*each, order);
+    path_keys.clear();
 }
 
 Floats JointDistribution::probabilities() const {

@@ -36,6 +36,8 @@ struct JointDistribution {
     /// Return this one with the candidates of `others`, whose beams are these of ours.
     JointDistribution with_beams(std::span<const std::int64_t> beams,
                                  const JointDistribution& others) const;
+    /// Put the candidates of a beam together, after some were added at the end.
+    void sort_by_beam();
     /// Return the normalised probabilities, (num_candidates,).
     Floats probabilities() const;
     /// Return for every candidate of `other` its index in this one, -1: it has none.

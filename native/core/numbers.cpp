@@ -173,12 +173,6 @@ double log_sum_of_exp(std::span<const float> logits, double largest, double temp
         }));
 }
 
-double row_sum(std::span<const double> terms) {
-    return sum_of_blocks(terms.size(), [&](std::size_t first, std::size_t size, double* block) {
-        std::copy_n(terms.data() + first, size, block);
-    });
-}
-
 double row_sum(std::span<const double> terms, const Columns& columns) {
     double sum = 0.0;
     for (std::size_t i = 0; i < columns.size();) {
@@ -270,10 +264,6 @@ void find_largest(std::span<const T> row, std::size_t number, Columns& columns) 
 }  // namespace
 
 void largest_columns(std::span<const double> scores, std::size_t number, Columns& columns) {
-    find_largest(scores, number, columns);
-}
-
-void largest_columns(std::span<const float> scores, std::size_t number, Columns& columns) {
     find_largest(scores, number, columns);
 }
 

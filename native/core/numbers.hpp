@@ -35,16 +35,14 @@ void log_normalise(std::span<double> scores, const Columns& columns);
 /// Return log(sum(exp((logit - largest) / temperature))), in double, as `log_normalise` computes it.
 double log_sum_of_exp(std::span<const float> logits, double largest, double temperature);
 
-/// Return a sum in numpy's order, that of a row of a table of any width (zeros follow the terms).
-double row_sum(std::span<const double> terms);
-/// The same if the terms stand in these columns, increasing, with zeros between them.
+/// Return a sum in numpy's order, that of a row of a table of any width in which the terms stand in
+/// these columns, increasing, and zeros elsewhere.
 double row_sum(std::span<const double> terms, const Columns& columns);
 /// Return a sum in the order of numpy's `sum` of one contiguous axis.
 double pairwise_sum(std::span<const double> terms);
 
 /// Find the columns of the `number` largest scores, increasing; ties by first. Fewer scores: all.
 void largest_columns(std::span<const double> scores, std::size_t number, Columns& columns);
-void largest_columns(std::span<const float> scores, std::size_t number, Columns& columns);
 
 /// Write the min(number, vocab_size) most probable tokens of a whole row by decreasing logit, ties
 /// by increasing id, and their logits. Return how many.
