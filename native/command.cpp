@@ -29,7 +29,7 @@ constexpr const char* USAGE =
     "  --settings        of dsbd_open, see dsbd_native.h; --threads N: {\"num_threads\": N}\n"
     "  --OPTION VALUE    an option of dsbd-run, such as --num-beams 4 or --stop-strings '[\"\\n\"]'";
 
-/// What the user can fix; ends the program with exit code 2.
+/// An error that the user can fix; it ends the program with exit code 2.
 struct UsageError : std::runtime_error {
     using std::runtime_error::runtime_error;
 };

@@ -109,7 +109,7 @@ DSBD_API const char *dsbd_version(void);
 
 #endif
 
-/* What follows is in this library only. */
+/* The rest is in this library only. */
 #ifndef DSBD_NATIVE_H
 #define DSBD_NATIVE_H
 

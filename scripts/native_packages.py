@@ -1,4 +1,4 @@
-"""What the native library is built with: headers out of Debian packages, the wheel's ONNX Runtime.
+"""Packages for building the native library: Debian's headers, the ONNX Runtime of the wheel.
 
     python -m scripts.native_packages    # prints the folder, for cmake's CMAKE_PREFIX_PATH
 

@@ -98,11 +98,20 @@ std::optional<FeatureEntry> features_of(const JsonObject& json, bool is_draft) {
     return found;
 }
 
+NativeTextEntry native_text_of(const JsonObject& json, const Json& made_by) {
+    if (!json.has("native_text")) return {};
+    const JsonObject text = json.object("native_text");
+    text.check_known({"encodes", "decodes", "renders", "reason"}, made_by);
+    return {text.boolean("encodes"), text.boolean("decodes"),
+            text.has("renders") && text.boolean("renders"),
+            text.has("reason") ? text.text("reason") : "the checkpoint has no chat template"};
+}
+
 ModelEntry entry_of(const JsonObject& json, bool is_older, bool is_draft, const Json& made_by) {
     json.check_known({"family", "vocab_size", "bos_token_id", "eos_token_ids", "context_length",
                       "num_layers", "caches", "dtype", "quantization", "logits", "full_logits",
                       "masks", "sliding_window", "parity", "bit_exact", "features",
-                      "unread_inputs", "adapter", "encoder", "given",
+                      "unread_inputs", "adapter", "encoder", "given", "native_text",
                       is_older ? "kv" : "caches"},
                      made_by);
     if (json.has("encoder")) refuse(json.where(), "has an encoder, whose source it reads");
@@ -129,6 +138,7 @@ ModelEntry entry_of(const JsonObject& json, bool is_older, bool is_draft, const 
     }
     read_masks(json, entry);
     entry.features = features_of(json, is_draft);
+    entry.native_text = native_text_of(json, made_by);
     return entry;
 }
 
@@ -255,12 +265,11 @@ Bundle open_bundle(const fs::path& folder) {
     const std::size_t version = manifest.number("schema_version", 4, 2);
     const JsonObject versions = manifest.object("versions");
     const Json made_by = versions.has("dsbd-ort") ? versions.value("dsbd-ort") : Json();
-    manifest.check_known({"schema_version", "versions", "target", "draft", "files", "native_text"}, made_by);
+    manifest.check_known({"schema_version", "versions", "target", "draft", "files"}, made_by);
     bundle.target = entry_of(manifest.object("target"), version < 4, false, made_by);
     if (!manifest.value("draft").is_null()) {
         bundle.draft = entry_of(manifest.object("draft"), version < 4, true, made_by);
     }
-    bundle.has_native_text = manifest.has("native_text") && manifest.boolean("native_text");
     bundle.size_by_file = sizes_of(manifest, folder);
     check_listed(bundle);
     check_agreement(bundle);

@@ -30,6 +30,12 @@ struct FeatureEntry {
     std::optional<std::size_t> own_width;  // of a feature draft's own; none: a target's entry
 };
 
+/// The result of the export's test whether native/text reads and writes text as Python does.
+struct NativeTextEntry {
+    bool encodes = false, decodes = false, renders = false;
+    std::string reason = "the export has not tried it";  // why one is false
+};
+
 /// Manifest entry of one engine.
 struct ModelEntry {
     std::string family, dtype, quantization;
@@ -42,6 +48,7 @@ struct ModelEntry {
     bool has_mask = true, has_sliding_mask = false;
     std::size_t sliding_window = 0;  // positions that it leaves visible
     std::optional<FeatureEntry> features;
+    NativeTextEntry native_text;  // of the target
 
     EngineSpec spec() const;
     /// Bytes of one row of the caches of all layers.
@@ -55,7 +62,6 @@ struct Bundle {
     std::optional<ModelEntry> draft;
     std::map<std::string, std::uintmax_t> size_by_file;
     Json content;  // of dsbd.json
-    bool has_native_text = false;  // whether native/text reads its tokenizer as Python does
 
     /// Number of positions that every model supports.
     std::size_t context_length() const;

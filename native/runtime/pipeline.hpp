@@ -37,7 +37,7 @@ struct PipelineSettings {
     static PipelineSettings of(std::string_view json);
 };
 
-/// What a request continues: text, token ids, or the messages of a chat as JSON.
+/// The text, token ids, or messages of a chat as JSON that a request continues.
 struct ChatMessages {
     std::string_view json;
 };

@@ -1,18 +1,18 @@
 #include "runtime/text.hpp"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "text/stream_decoder.hpp"
-#ifdef DSBD_HAS_CHATS
+#if __has_include("text/chat_template.hpp")
 #include "text/chat_template.hpp"
+#define DSBD_CHATS
 #endif
 
 namespace dsbd {
 
 namespace {
-
-constexpr const char* OTHER_TEXT = "; give token ids, or callbacks by dsbd_set_text";
 
 bool begins_character(char byte) { return (byte & 0xc0) != 0x80; }
 
@@ -133,45 +133,45 @@ private:
     TextWindow window_;
 };
 
+/// Whatever the export has not found to be as in Python is refused with its reason.
 class NativeText final : public Text {
 public:
     explicit NativeText(const Bundle& bundle)
-        : folder_(bundle.path), tokenizer_(bundle.path, bundle.target.bos_token_id) {}
-    Ints encode(std::string_view text) const override { return tokenizer_.encode(text); }
+        : folder_(bundle.path), entry_(bundle.target.native_text) {
+        if (entry_.decodes) tokenizer_.emplace(bundle.path, bundle.target.bos_token_id);
+    }
+    Ints encode(std::string_view text) const override {
+        check(entry_.encodes, "text to token ids");
+        return tokenizer_->encode(text);
+    }
     Ints chat(const Json& messages) const override {
-#ifdef DSBD_HAS_CHATS
-        const std::string text =
-            ChatTemplate(folder_).render(messages, {{"add_generation_prompt", true}});
-        return tokenizer_.encode(text, false);
+        check(entry_.encodes && entry_.renders, "chats to text");
+#ifdef DSBD_CHATS
+        return tokenizer_->encode(ChatTemplate(folder_).render(messages), false);
 #else
-        throw Error("messages are given, but this build of the native library has no chats (" +
-                    std::to_string(messages.size()) + " messages for " + folder_.string() +
-                    "); give the prompt that the chat template makes of them");
+        throw Error("chats: " + std::to_string(messages.size()));
 #endif
     }
     std::unique_ptr<TextRun> after(TokenSpan prompt_ids, bool skips_special) const override {
+        if (!entry_.decodes) return nullptr;
         if (!skips_special) {
             throw Error("skip_special_tokens is false, which the native library does not do yet; "
                         "leave it out, or use the token ids of the result");
         }
-        return std::make_unique<NativeRun>(TextWindow::after(tokenizer_, prompt_ids));
+        return std::make_unique<NativeRun>(TextWindow::after(*tokenizer_, prompt_ids));
     }
 
 private:
+    void check(bool holds, const char* what) const {
+        if (holds && tokenizer_) return;
+        throw Error("the native library does not read " + std::string(what) + " for " +
+                    folder_.string() + " as Python does: " + entry_.reason +
+                    "; give token ids, or callbacks by dsbd_set_text");
+    }
+
     std::filesystem::path folder_;
-    Tokenizer tokenizer_;
-};
-
-/// A bundle without native text: token ids alone.
-class NoText final : public Text {
-public:
-    explicit NoText(std::string reason) : reason_(std::move(reason)) {}
-    Ints encode(std::string_view) const override { throw Error(reason_ + OTHER_TEXT); }
-    Ints chat(const Json&) const override { throw Error(reason_ + OTHER_TEXT); }
-    std::unique_ptr<TextRun> after(TokenSpan, bool) const override { return nullptr; }
-
-private:
-    std::string reason_;
+    NativeTextEntry entry_;
+    std::optional<Tokenizer> tokenizer_;
 };
 
 }  // namespace
@@ -181,10 +181,7 @@ std::unique_ptr<const Text> text_by(TextCallbacks callbacks) {
 }
 
 std::unique_ptr<const Text> text_of(const Bundle& bundle) {
-    if (bundle.has_native_text) return std::make_unique<NativeText>(bundle);
-    return std::make_unique<NoText>("the text of " + bundle.path.string() +
-                                    " is not read by the native library, as its export has "
-                                    "not found that it does so as Python does");
+    return std::make_unique<NativeText>(bundle);
 }
 
 std::string text_until_stop(const TextRun& start, const Ints& token_ids,

@@ -3,6 +3,7 @@
 import json
 import subprocess
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from dsbd_runtime.bundle_files.bundle import open_bundle
 from dsbd_runtime.engine.settings import EngineSettings
 from dsbd_runtime.errors import DsbdError
 from dsbd_runtime.loading import load_causal_lm
+from tests.made_once import made_once
 from tests.runtime.bundle_edits import as_version_2, edited, put
 from tests.runtime.tiny_graph import TinyModel, write_tiny_bundle
 
@@ -25,6 +27,9 @@ KINDS = {
     "fp16": TinyModel(dtype="fp16"),
 }
 SIZES = (1, 3, 40, 100, 300, 1, 7, 600, 2)  # rows of the forwards; chunks, and growth in steps
+
+
+NO_PATHS = np.zeros((0, 0), np.bool_)
 
 
 def bits(array):
@@ -57,16 +62,19 @@ class NativeEngine:
         self._program.stdout.close()
 
 
-def random_forward(rng, engine, seen, num_new):
-    """Rows that each descend from a random row: its mask is that of its parent and itself."""
+def random_forward(rng, engine, paths, num_new):
+    """Rows that each descend from a random row, mostly from the last: its path and itself.
+
+    paths: (N, N) bool, the rows that each cache row sees.
+    """
     num_rows = engine.num_rows
     mask = np.zeros((num_new, num_rows + num_new), np.bool_)
     for row in range(num_new):
-        parent = int(rng.integers(-1, num_rows + row)) if rng.random() < 0.3 else num_rows + row - 1
+        parent = int(rng.integers(-1, num_rows + row)) if rng.random() < 0.1 else num_rows + row - 1
         if parent >= num_rows:
             mask[row] = mask[parent - num_rows]
         elif parent >= 0:
-            mask[row, : len(seen[parent])] = seen[parent]
+            mask[row, :num_rows] = paths[parent]
         mask[row, num_rows + row] = True
     vocab_size = engine.spec.vocab_size
     return Forward(
@@ -92,24 +100,24 @@ def assert_same_logits(native, logits, answer):
         assert native.ask(full=row) == {"logits": bits(logits.full.read(np.array([row])))}
 
 
-def assert_same_engine(native_build, bundle, role, sizes=SIZES):
-    rng = np.random.default_rng(0)
+def assert_same_engine(native_build, bundle, role, sizes=SIZES, seed=0):
+    rng = np.random.default_rng(seed)
     native = NativeEngine(native_build, bundle, role)
     settings = EngineSettings(num_threads=1)
     with load_causal_lm(open_bundle(bundle), role, settings=settings) as engine:
-        seen = []  # of each cache row, the rows that it sees
+        paths = NO_PATHS
         for num_new in sizes:
-            forward = random_forward(rng, engine, seen, num_new)
+            forward = random_forward(rng, engine, paths, num_new)
             answer = native.forward(forward)
             assert_same_logits(native, engine.forward(forward).logits, answer)
-            seen += list(forward.mask)
-            kept = np.flatnonzero(rng.random(engine.num_rows) < 0.8)
+            paths = np.vstack([np.pad(paths, ((0, 0), (0, num_new))), forward.mask])
+            kept = np.flatnonzero(paths[rng.random(engine.num_rows) < 0.1].any(axis=0))
             engine.keep(kept)
             assert native.ask(keep=kept.tolist()) == {
                 "num_rows": engine.num_rows,
                 "num_free_rows": engine.num_free_rows,
             }
-            seen = [np.pad(seen[row], (0, 2000))[kept] for row in kept]
+            paths = paths[kept][:, kept]
         engine.keep(np.arange(0))
         assert native.ask(keep=[])["num_free_rows"] == engine.num_free_rows
     native.close()
@@ -139,7 +147,7 @@ def test_features(native_build, feature_bundle):
     ):
         for num_new, num_features in ((300, 290), (3, 0), (5, 4)):
             rows = np.sort(rng.choice(num_new, num_features, replace=False))
-            forward = replace(random_forward(rng, target, [], num_new), feature_rows=rows)
+            forward = replace(random_forward(rng, target, NO_PATHS, num_new), feature_rows=rows)
             answer = native.forward(forward, role="target", more={"feature_rows": rows.tolist()})
             found = target.forward(forward)
             target.keep(np.arange(0))
@@ -152,7 +160,9 @@ def test_features(native_build, feature_bundle):
             sizes = np.array([len(each) for each in forwards])
             rows = rng.integers(0, sizes[sources])
             parents = ParentFeatures(forwards, sources, rows)
-            forward = replace(random_forward(rng, draft, [], num_new), parent_features=parents)
+            forward = replace(
+                random_forward(rng, draft, NO_PATHS, num_new), parent_features=parents
+            )
             named = {"forwards": numbers, "sources": sources.tolist(), "rows": rows.tolist()}
             answer = native.forward(forward, role="draft", more={"parent_features": named})
             found = draft.forward(forward)
@@ -162,9 +172,26 @@ def test_features(native_build, feature_bundle):
             assert answer == {"logits": bits(found.logits.values), "features": bits(kept[-1].array)}
         for wrong in ({}, {"forwards": [0], "sources": [1], "rows": [0]}):
             more = {"parent_features": wrong} if wrong else {}
-            forward = random_forward(rng, draft, [], 1)
+            forward = random_forward(rng, draft, NO_PATHS, 1)
             assert "feature" in native.forward(forward, role="draft", more=more)["error"]
     native.close()
+
+
+@pytest.fixture(scope="module")
+def hybrid_bundle(captures, tmp_path_factory):
+    """A gated delta rule with convolutions, drafted by a model of convolutions."""
+    from tests.exports import family_pair
+
+    name, make = family_pair("qwen3_5", "lfm2")
+    return made_once(tmp_path_factory, name, partial(make, captures)) / "bundle"
+
+
+@pytest.mark.parametrize("role", ["target", "draft"])
+def test_recent_rows(native_build, hybrid_bundle, role):
+    """Folds, branches from folded rows, which are computed again, and calls that are cut."""
+    for seed in range(3):
+        sizes = (120, 1, 3, 30, 5, 20, 2, 30, 4, 4, 4, 20, 5)
+        assert_same_engine(native_build, hybrid_bundle, role, sizes, seed)
 
 
 def test_older_manifests(native_build, tmp_path):
@@ -202,7 +229,7 @@ DAMAGES = [
     (put(["target", "vocab_size"], 300), "target and draft of"),
     (put(["target", "caches", 0, "num_heads"], 3), "of type 1 and shape [1, 2, any, 8]"),
     (put(["target", "caches", 1, "layer"], 0), "expected increasing layers"),
-    (put(["target", "caches", 0, "kind"], "states"), 'are "states", which the native library'),
+    (put(["target", "caches", 0, "kind"], "states"), 'is "states", expected one of attention'),
     (put(["target", "masks"], ["mask"]), "expected attention_mask, attention_mask_sliding"),
     (put(["target", "masks"], ["attention_mask_sliding"]), "exactly when masks has"),
     (put(["target", "masks"], 3), "expected attention_mask"),

@@ -18,6 +18,7 @@ from tests.native.conftest import OWN_PROGRAMS
 from tests.native.test_native_programs import FIXED, checked_result
 from tests.runtime.bundle_edits import edited, put
 
+HELD = {"encodes": True, "decodes": True, "renders": True, "reason": None}
 OPTIONS = [
     {"stop_strings": ["e", "\n"], **FIXED},
     {"stop_strings": ["ab", "a\N{SNOWMAN}"], "min_new_tokens": 3, "strategy": "sample"},
@@ -32,7 +33,7 @@ def text_bundle(tiny_bundle, tmp_path_factory):
     """The tiny bundle, whose manifest says that native text holds."""
     folder = tmp_path_factory.mktemp("text") / "tiny"
     shutil.copytree(tiny_bundle.path, folder)
-    return edited(folder, put(["native_text"], True))
+    return edited(folder, put(["target", "native_text"], {**HELD, "renders": None}))
 
 
 def test_texts_get_what_python_gives(with_native, text_bundle, tiny_bundle):
@@ -115,3 +116,30 @@ def test_a_program_gives_its_own_text(with_native, tiny_bundle, tiny_pipe):
         assert bytes.fromhex(streamed).decode() == best["text"]
     done = output_of(program, tiny_bundle.path, "refuse", "{}")
     assert done.stdout == "\nencode has refused the request\n"
+
+
+REASON = "the first difference"
+GATES = [  # what the manifest says, which of ids, a text and a chat are refused and why
+    (None, (None, "has not tried it", "has not tried it")),
+    ({**HELD, "encodes": False, "reason": REASON}, (None, REASON, REASON)),
+    ({**HELD, "decodes": False, "reason": REASON}, (None, REASON, REASON)),
+    ({**HELD, "renders": False, "reason": REASON}, (None, None, REASON)),
+    ({**HELD, "renders": None}, (None, None, "has no chat template")),
+]
+
+
+@pytest.mark.parametrize(("entry", "refusals"), GATES)
+def test_the_gate_of_the_export(with_native, tiny_bundle, tmp_path, entry, refusals):
+    folder = shutil.copytree(tiny_bundle.path, tmp_path / "tiny")
+    edited(folder, put(["target", "native_text"], entry))
+    messages = json.dumps([{"role": "user", "content": "Hello"}])
+    lines = [("ids", "1 2"), ("text", "ab"), ("chat", messages)]
+    text = "".join(f'{kind}\t{prompt}\t{{"max_new_tokens": 2}}\n' for kind, prompt in lines)
+    done = output_of(with_native(PROGRAMS / "ask.c"), folder, "{}", input=text)
+    answers = [line.split("\t")[2] for line in done.stdout.splitlines()]
+    for answer, refusal in zip(answers, refusals, strict=True):
+        if refusal is not None:
+            assert answer.startswith("1 the native library does not read") and refusal in answer
+        else:
+            shown = json.loads(answer)["sequences"][0]["text"]
+            assert (shown is not None) == (entry is not None and entry["decodes"])
