@@ -64,7 +64,7 @@ class Full:
 
 @dataclass
 class Files:
-    """What the cases have written so far."""
+    """Numbers that the cases have written so far."""
 
     floats: list[NDArray[np.float32]] = field(default_factory=list)
     ids: list[NDArray[np.int64]] = field(default_factory=list)
@@ -240,7 +240,7 @@ class Case:
 
 
 class Outcome:
-    """What Python makes of a case."""
+    """The distributions that Python makes of a case."""
 
     def __init__(self, given: dict[str, Any], logits: Logits, trie: TokenTrie | None) -> None:
         self._given, self._logits, self._numbers = given, logits, [np.zeros(0, np.int64)]

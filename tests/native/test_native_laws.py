@@ -11,11 +11,7 @@ import numpy as np
 import pytest
 
 from dsbd_ort import TokenTrie
-
-ROOT = Path(__file__).parents[2]
-
-PORTABLE = {"NPY_DISABLE_CPU_FEATURES": "X86_V4 AVX512_ICL AVX512_SPR"}
-"""With AVX-512 numpy has an exp and a log of its own for float64, which round otherwise."""
+from tests.native.test_native_loop import PORTABLE, ROOT
 
 SEAL_BYTES = 132  # of a trie's file
 
