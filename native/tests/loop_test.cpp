@@ -181,7 +181,7 @@ dsbd::DecodingRequest Case::request_of(const json& given, Ints& agreed) {
     dsbd::DecodingConfig config = dsbd::decoding_config(given["options"].dump());
     if (!given["trie"].is_null()) {
         const std::string file = folder_ + given["trie"].get<std::string>();
-        config.constraint = std::make_shared<dsbd::TokenTrie>(file);
+        config.constraint = std::make_shared<dsbd::TokenTrie>(dsbd::TokenTrie::load(file));
         if (auto most = config.constraint->most_tokens()) config.end_after(*most);
     }
     const dsbd::Uint128 seed = *config.seed;
