@@ -29,17 +29,33 @@ public:
     /// Compute the rows again, without logits, or share those that another request has.
     EngineCalls<void> compute(Role role);
 
+    /// Return the rows of the prompt that another request has.
+    PrefixCache reusable() const;
+    void begin(PrefixCache shared);
+    /// Rows that are computed again so far, those of the lowest positions.
+    std::size_t num_computed() const { return rows_.size(); }
+    /// Return the call that computes so many of the next rows. reads: parents' features, if any.
+    /// returns_features: of all these rows.
+    EngineCall next_call(Role role, std::size_t size, ParentFeatures reads = {},
+                         bool returns_features = false);
+    /// Give the rows back to the view.
+    void end();
+
+    std::int64_t token(std::size_t row) const { return tokens_[row]; }
+    std::int64_t position(std::size_t row) const { return positions_[row]; }
+    /// The parent of a row, -1 if it is not seen.
+    std::int64_t parent(std::size_t row) const;
+    /// The rows that every slot sees, increasing.
+    const std::vector<Ints>& rows_by_slot() const { return seen_; }
+
     std::size_t num_rows() const { return tokens_.size(); }
     CacheView& view() { return view_; }
     void mark_used(Flags& is_used) const override;
     void renumber(std::span<const std::int64_t> new_rows) override;
 
 private:
-    void begin(PrefixCache shared);
-    EngineCall next_call(Role role);
     void write(std::size_t start, std::size_t size, std::size_t first_row, Forward& forward);
     void show_prefix();
-    void end();
 
     CacheView& view_;
     Ints tokens_, positions_;      // (num_rows,) by position
