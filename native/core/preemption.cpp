@@ -77,7 +77,7 @@ EngineCalls<void> RecomputedPair::compute() {
     while (target_.num_computed() < target_.num_rows()) {
         const std::size_t start = target_.num_computed();
         const std::size_t size = std::min(target_.num_rows() - start, PREFILL_CHUNK);
-        EngineCall call = target_.next_call(Role::target, size, {}, true);
+        EngineCall call = target_.next_call(size, {}, true);
         const ForwardResult& result = co_await needed(call);
         note(start, size, result);
         co_await compute_draft();
@@ -104,7 +104,7 @@ EngineCalls<void> RecomputedPair::compute_draft() {
     while (draft_.num_computed() < draft_.num_rows()) {
         const std::vector<FeaturePlace> places = next_places();
         if (places.empty()) co_return;
-        EngineCall call = draft_.next_call(Role::draft, places.size(), parents_at(places));
+        EngineCall call = draft_.next_call(places.size(), parents_at(places));
         co_await needed(call);
     }
 }
@@ -129,7 +129,7 @@ std::vector<FeaturePlace> RecomputedPair::next_places() const {
 
 }  // namespace
 
-PreemptedRows::PreemptedRows(CacheView& view) : view_(view) {
+PreemptedRows::PreemptedRows(Role role, CacheView& view) : role_(role), view_(view) {
     const SharedKVCache& cache = view.row_cache;
     Flags is_used(cache.num_rows());
     view.mark_used(is_used);
@@ -159,10 +159,10 @@ PreemptedRows::PreemptedRows(CacheView& view) : view_(view) {
     view.row_cache.remove(view);
 }
 
-EngineCalls<void> PreemptedRows::compute(Role role) {
+EngineCalls<void> PreemptedRows::compute() {
     begin(reusable());
     while (num_computed() < num_rows()) {
-        EngineCall call = next_call(role, std::min(num_rows() - num_computed(), PREFILL_CHUNK));
+        EngineCall call = next_call(std::min(num_rows() - num_computed(), PREFILL_CHUNK));
         co_await needed(call);
     }
     end();
@@ -178,7 +178,7 @@ void PreemptedRows::begin(PrefixCache shared) {
     view_.row_cache.add(*this);
 }
 
-EngineCall PreemptedRows::next_call(Role role, std::size_t size, ParentFeatures reads,
+EngineCall PreemptedRows::next_call(std::size_t size, ParentFeatures reads,
                                     bool returns_features) {
     const auto write_rows = [=, this](std::size_t first_row, Forward& forward) {
         write(rows_.size(), size, first_row, forward);
@@ -187,7 +187,7 @@ EngineCall PreemptedRows::next_call(Role role, std::size_t size, ParentFeatures 
             forward.feature_rows.push_back(static_cast<std::int64_t>(s));
         }
     };
-    return {role, &view_.meter, size, write_rows, view_.prefix.source, true};
+    return {role_, &view_.meter, size, write_rows, view_.prefix.source, true};
 }
 
 std::int64_t PreemptedRows::parent(std::size_t row) const {
@@ -247,18 +247,23 @@ void PreemptedRows::renumber(std::span<const std::int64_t> new_rows) {
     show_prefix();
 }
 
-EngineCalls<void> recomputed(Preempted& preempted) {
-    auto& [target, draft] = preempted;
-    if (target && draft && draft->view().own_features) {
-        RecomputedPair pair(*target, *draft);
-        co_await pair.compute();
-        target.reset();
-        draft.reset();
+PreemptedRows* rows_of(const Preempted& preempted, Role role) {
+    for (const auto& rows : preempted) {
+        if (rows->role() == role) return rows.get();
     }
-    for (std::size_t role = 0; role < preempted.size(); ++role) {
-        if (!preempted[role]) continue;
-        co_await preempted[role]->compute(static_cast<Role>(role));
-        preempted[role].reset();
+    return nullptr;
+}
+
+EngineCalls<void> recomputed(Preempted& preempted) {
+    PreemptedRows* draft = rows_of(preempted, Role::draft);
+    if (draft && draft->view().own_features) {
+        RecomputedPair pair(*rows_of(preempted, Role::target), *draft);
+        co_await pair.compute();
+        preempted.clear();
+    }
+    while (!preempted.empty()) {
+        co_await preempted.front()->compute();
+        preempted.erase(preempted.begin());
     }
 }
 
