@@ -42,7 +42,7 @@ EngineCall* BatchMember::call_of(Role role) const {
 std::size_t BatchMember::num_rows() const {
     std::size_t most = 0;
     for (Role role : ROLES) {
-        const auto& rows = preempted[index_of(role)];
+        const PreemptedRows* rows = rows_of(preempted, role);
         const auto& view = views[index_of(role)];
         if (view) most = std::max(most, rows ? rows->num_rows() : view->num_rows());
     }
@@ -86,8 +86,9 @@ BatchedDecoder::Member BatchedDecoder::join(DecodingRequest request) {
     for (Role role : ROLES) {
         const auto& cache = caches_[index_of(role)];
         if (!cache) continue;
-        member->views[index_of(role)] =
-            std::make_unique<CacheView>(*cache, PrefixCache{{}, {}, source});
+        PrefixCache prefix;
+        prefix.source = source;
+        member->views[index_of(role)] = std::make_unique<CacheView>(*cache, std::move(prefix));
         cache->hold_source(source);
     }
     members_.push_back(member);
@@ -105,11 +106,10 @@ void BatchedDecoder::preempt(BatchMember& member) {
     member.recomputation.reset();
     member.wanted_again = nullptr;
     for (Role role : ROLES) {
-        auto& rows = member.preempted[index_of(role)];
-        if (rows) {  // again, before all of them were there
+        if (auto* rows = rows_of(member.preempted, role)) {  // again, before all of them were there
             caches_[index_of(role)]->close_view(*rows);
         } else if (auto& view = member.views[index_of(role)]) {
-            rows = std::make_unique<PreemptedRows>(*view);
+            member.preempted.push_back(std::make_unique<PreemptedRows>(role, *view));
         }
     }
 }
@@ -161,7 +161,7 @@ void BatchedDecoder::leave(BatchMember& member) {
     for (Role role : ROLES) {
         const auto& view = member.views[index_of(role)];
         if (!view) continue;
-        const auto& rows = member.preempted[index_of(role)];
+        PreemptedRows* rows = rows_of(member.preempted, role);
         UsedRows& used = rows ? static_cast<UsedRows&>(*rows) : *view;
         caches_[index_of(role)]->close_view(used);
         caches_[index_of(role)]->release_source(member.request.source);
@@ -316,7 +316,8 @@ void BatchedDecoder::advance(const Member& member, const ForwardResult& result,
 void BatchedDecoder::end(const Member& member, std::exception_ptr error,
                          std::vector<Progress>& progress) {
     leave(*member);
-    progress.push_back({member, std::move(error)});
+    progress.emplace_back().member = member;
+    progress.back().event.emplace<std::exception_ptr>(std::move(error));
 }
 
 }  // namespace dsbd

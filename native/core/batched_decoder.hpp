@@ -48,7 +48,7 @@ private:
     EngineCall* call_of(Role role) const;
 
     std::array<std::unique_ptr<CacheView>, 2> views;  // by engine; null: there is no draft
-    Preempted preempted;  // by engine, rows that must be computed again before
+    Preempted preempted;  // rows that must be computed again before
     std::optional<EngineCallLoop<DecodeResult>> loop;
     std::optional<EngineCallLoop<void>> recomputation;  // of preempted rows, once it is resumed
     EngineCall* wanted = nullptr;        // that the loop waits for

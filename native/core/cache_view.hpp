@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <vector>
 
@@ -57,6 +58,9 @@ public:
 
     SharedKVCache& row_cache;
     Meter meter;
+    /// Of a feature draft: returns the feature of its own that a slot's row comes from, none if it
+    /// is the target's.
+    std::function<FeaturePlace(std::size_t)> own_features;
     std::size_t num_rows_at_end = 0;  // rows that it held when it ended
 
 private:

@@ -138,7 +138,7 @@ EngineCalls<DecodeResult> decoding_loop(DecodingRequest& request, CacheView& tar
     LoopParts run(request, target, draft);
     Ints prompt = request.prompt_ids;
     prompt.pop_back();
-    co_await run.target->prefill(std::move(prompt));
+    co_await run.target->prefill(std::move(prompt), run.lockstep);
     Beams beams = Beams::initial();
     std::size_t depth = 0;
     while (!run.rule->is_finished(beams, depth)) {

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "logits.hpp"
+#include "node_features.hpp"
 #include "top_tokens.hpp"
 
 namespace dsbd {
@@ -21,8 +22,14 @@ std::size_t at(std::int64_t number) { return static_cast<std::size_t>(number); }
 }  // namespace
 
 ForestRunner::ForestRunner(Role role, CacheView& view, Forest& forest_,
-                           ComputedDistributions& distributions_, PromptScorer* scorer)
-    : forest(forest_), distributions(distributions_), role_(role), view_(view), scorer_(scorer) {}
+                           ComputedDistributions& distributions_, PromptScorer* scorer,
+                           NodeFeatures* features)
+    : forest(forest_),
+      distributions(distributions_),
+      role_(role),
+      view_(view),
+      scorer_(scorer),
+      features_(features) {}
 
 EngineCalls<void> ForestRunner::prefill(Ints token_ids, std::vector<ForestRunner*> followers) {
     const std::size_t most = scorer_ ? SCORED_CHUNK : PREFILL_CHUNK;
@@ -42,6 +49,7 @@ EngineCalls<void> ForestRunner::prefill(Ints token_ids, std::vector<ForestRunner
             throw named(error);
         }
         if (scorer_) scorer_->append(result.logits);
+        if (features_) features_->take_prompt(result, start, chunk.size());
         const auto last = token_ids.begin() + static_cast<std::ptrdiff_t>(end);
         const Ints read(token_ids.begin(), last);
         view_.prefix.tokens = read;
@@ -59,6 +67,7 @@ void ForestRunner::write_prompt(std::span<const std::int64_t> chunk, std::size_t
     view_.append_prompt(chunk.size(), first_row, forward.mask);
     forward.logit_rows.resize(scorer_ ? chunk.size() : 0);
     std::iota(forward.logit_rows.begin(), forward.logit_rows.end(), std::int64_t{0});
+    if (features_) features_->write_prompt(start, chunk.size(), forward);
 }
 
 bool ForestRunner::are_computed(std::span<const std::int64_t> nodes) const {
@@ -81,25 +90,30 @@ std::optional<LayerNeeds> ForestRunner::look_up(const Nodes& nodes, const TakesA
 EngineCalls<void> ForestRunner::compute(Nodes pending) {
     if (pending.empty()) co_return;
     if (is_unread_) co_await read_prompt();
-    const auto first_slot = static_cast<std::int64_t>(view_.num_slots());
-    const Computing computing = begin_computing(std::move(pending));
-    EngineCall call{role_, &view_.meter, computing.nodes.size(),
-                    [this, &computing](std::size_t first_row, Forward& forward) {
-                        write(computing, first_row, forward);
-                    },
-                    view_.prefix.source};
-    const ForwardResult& result = co_await needed(call);
-    ++num_calls_;
-    try {
-        distributions.append(result.logits, computing.nodes, first_slot);
-    } catch (const ModelError& error) {
-        throw named(error);
+    while (!pending.empty()) {
+        const auto first_slot = static_cast<std::int64_t>(view_.num_slots());
+        const Computing computing = begin_computing(features_ ? features_->ready(pending) : pending);
+        EngineCall call{role_, &view_.meter, computing.nodes.size(),
+                        [this, &computing](std::size_t first_row, Forward& forward) {
+                            write(computing, first_row, forward);
+                        },
+                        view_.prefix.source};
+        const ForwardResult& result = co_await needed(call);
+        ++num_calls_;
+        if (features_) features_->take(result, computing.nodes.size());
+        try {
+            distributions.append(result.logits, computing.nodes, first_slot);
+        } catch (const ModelError& error) {
+            throw named(error);
+        }
+        std::erase_if(pending, [&](auto node) { return slots()[at(node)] >= 0; });
     }
 }
 
 /// Give nodes their slots.
 ForestRunner::Computing ForestRunner::begin_computing(Nodes nodes) {
-    Computing found{std::move(nodes), {}};
+    Computing found{std::move(nodes), {}, {}};
+    if (features_) found.parent_features = features_->begin(found.nodes);
     auto next = static_cast<std::int64_t>(view_.num_slots());
     for (auto node : found.nodes) slots()[at(node)] = next++;
     for (auto node : found.nodes) {
@@ -122,6 +136,9 @@ void ForestRunner::write(const Computing& computing, std::size_t first_row, Forw
     view_.append(computing.parent_slots, first_row, forward.mask);
     forward.logit_rows.resize(size);
     std::iota(forward.logit_rows.begin(), forward.logit_rows.end(), std::int64_t{0});
+    if (!features_) return;
+    forward.parent_features = computing.parent_features;
+    if (view_.spec().returns_features) forward.feature_rows = forward.logit_rows;
 }
 
 JointDistribution ForestRunner::joint(const Nodes& nodes, const Floats& log_weights,
@@ -153,7 +170,9 @@ void ForestRunner::keep_needed(Flags& is_kept) const {
     for (std::size_t node = 0; node < is_kept.size(); ++node) {
         if (is_kept[node]) kept.push_back(static_cast<std::int64_t>(node));
     }
-    for (auto node : forest.pending(kept, slots())) {
+    Nodes left;  // the slots after pruning
+    for (auto slot : features_ ? slots() : Nodes{}) left.push_back(slot_after_pruning(slot));
+    for (auto node : forest.pending(kept, features_ ? left : slots())) {
         is_kept[at(node)] = 1;
         const std::int64_t parent = forest.parents[at(node)];
         if (parent >= 0) is_kept[at(parent)] = 1;
@@ -163,17 +182,24 @@ void ForestRunner::keep_needed(Flags& is_kept) const {
 void ForestRunner::prune() {
     if (is_put_off_) return;
     Ints kept;
-    for (auto slot : slots()) {
+    for (auto& slot : slots()) {
+        slot = slot_after_pruning(slot);
         if (slot > 0) kept.push_back(slot);
     }
     slots_above_.clear();
     distributions.keep(kept);
     if (kept.empty()) return;  // all beams have ended: `finish` looks at the rows as they were
     view_.keep(kept);
+    if (features_) features_->keep(kept);
     std::int64_t next = 1;
     for (auto& slot : slots()) {
         if (slot > 0) slot = next++;
     }
+}
+
+/// Return a slot, or NOT_COMPUTED if its row has to be computed again.
+std::int64_t ForestRunner::slot_after_pruning(std::int64_t slot) const {
+    return features_ && features_->is_outdated(slot) ? NOT_COMPUTED : slot;
 }
 
 EngineCalls<void> ForestRunner::read_prompt() { co_return; }

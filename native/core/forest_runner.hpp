@@ -19,17 +19,20 @@
 
 namespace dsbd {
 
+class NodeFeatures;
 class PromptScorer;
 
-/// The computed nodes of the forest in one engine; none is computed twice while it is live.
+/// The computed nodes of the forest in one engine; none is computed twice while it is live, except
+/// those of a feature draft whose rows are outdated, see node_features.hpp.
 ///
 /// A computed node has a slot, the same in the CacheView (its row and what that sees) and in the
 /// distributions. Slot 0 is reserved: the prompt in the former, "stays what it is" in the latter.
 class ForestRunner : public Drafter {
 public:
-    /// scorer: takes the logits after the prompt's tokens, if the request returns these.
+    /// scorer: takes the logits after the prompt's tokens, if the request returns these. features:
+    /// those that its calls return and read; null: none.
     ForestRunner(Role role, CacheView& view, Forest& forest, ComputedDistributions& distributions,
-                 PromptScorer* scorer = nullptr);
+                 PromptScorer* scorer = nullptr, NodeFeatures* features = nullptr);
 
     Nodes& slots() { return forest.slots_of(role_); }
     const Nodes& slots() const { return forest.slots_of(role_); }
@@ -49,7 +52,7 @@ public:
 
     /// Every row needs the model, and what it has not computed above.
     std::optional<LayerNeeds> look_up(const Nodes& nodes, const TakesAll& takes_all) override;
-    /// Compute `pending` or `missing` nodes in one call.
+    /// Compute `pending` or `missing` nodes in one call; a feature draft needs several.
     EngineCalls<void> compute(Nodes pending) override;
     JointDistribution joint(const Nodes& nodes, const Floats& log_weights,
                             const Ints& copies) override;
@@ -87,6 +90,7 @@ private:
     struct Computing {
         Nodes nodes;
         Ints parent_slots;
+        ParentFeatures parent_features;
     };
     Computing begin_computing(Nodes nodes);
     void write(const Computing& computing, std::size_t first_row, Forward& forward);
@@ -94,7 +98,10 @@ private:
                       std::size_t first_row, Forward& forward);
     ModelError named(const ModelError& error) const;
 
+    std::int64_t slot_after_pruning(std::int64_t slot) const;
+
     PromptScorer* scorer_;
+    NodeFeatures* features_;
 };
 
 /// The draft's rows of the forest; it reads the prompt just before its first node.

@@ -48,6 +48,8 @@ private:
 class Features {
 public:
     virtual ~Features() = default;
+    /// Return those of one row in memory of its own, so that the others need not be held.
+    virtual std::shared_ptr<const Features> copied(std::size_t row) const = 0;
 };
 
 /// For each of S rows, where the feature of its node's parent lies.

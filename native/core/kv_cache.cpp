@@ -41,6 +41,7 @@ std::size_t RowIdentity::num_common(const RowIdentity& other) const {
 void PrefixCache::shorten(std::size_t num_tokens) {
     if (tokens.size() > num_tokens) tokens.resize(num_tokens);
     if (rows.size() > num_tokens) rows.resize(num_tokens);
+    if (feature.num_tokens > num_tokens) feature = {};
 }
 
 SharedKVCache::SharedKVCache(Engine& engine, std::optional<std::size_t> max_rows,

@@ -35,11 +35,24 @@ struct RowIdentity {
     bool operator==(const RowIdentity&) const = default;
 };
 
+/// Where a feature lies; null: the node has no parent, and its row is computed from zeros.
+struct FeaturePlace {
+    std::shared_ptr<const Features> features;
+    std::int64_t row = 0;
+};
+
+/// The target's feature of the last of so many first tokens, for the draft's row of the next.
+struct PromptFeature {
+    std::size_t num_tokens = 0;
+    FeaturePlace place;
+};
+
 /// The tokens whose rows begin a path in an engine's cache, for a request that begins alike.
 struct PrefixCache {
     Ints tokens;
     Ints rows;  // (>= num_tokens,) increasing, of each token
     SourcePointer source;
+    PromptFeature feature;  // for a feature draft
 
     /// Keep only the first tokens.
     void shorten(std::size_t num_tokens);

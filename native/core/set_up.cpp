@@ -45,10 +45,6 @@ void check_decodable(const DecodingRequest& request, const EngineSpec& target,
     check_request(request, target, draft);
     check_top_logprobs(target, request.config);
     check_top_k(target, request.config);
-    if (draft && draft->reads_features && request.config.has_draft_model()) {
-        throw Error("the draft reads features of its target, which this library does not support; "
-                    "use drafter 'ngram' or 'none', or the library of the Python package");
-    }
 }
 
 LoopParts::LoopParts(DecodingRequest& given, CacheView& target_view, CacheView* draft_view)
@@ -107,15 +103,33 @@ void LoopParts::make_runners(CacheView& target_view, CacheView* draft_view) {
     of_target_ = std::make_unique<ComputedDistributions>(
         Role::target, spec, forest, reads_few ? warp.narrowed() : warp, processing_.get(),
         tops_ ? &*tops_ : nullptr);
+    const bool has_draft = draft_view && config.has_draft_model();
+    if (has_draft && draft_view->spec().reads_features) {
+        align_prefixes(target_view.prefix, draft_view->prefix);
+        target_features_ = std::make_unique<TargetFeatures>(target_view);
+    }
     target = std::make_unique<ForestRunner>(Role::target, target_view, forest, *of_target_,
-                                            scorer_ ? &*scorer_ : nullptr);
+                                            scorer_ ? &*scorer_ : nullptr, target_features_.get());
     runners.push_back(target.get());
-    if (!draft_view || !config.has_draft_model()) return;
+    if (has_draft) make_draft_runner(*draft_view, warp);
+}
+
+void LoopParts::make_draft_runner(CacheView& view, const Warp& warp) {
+    const EngineSpec& spec = view.spec();
     of_draft_ = std::make_unique<ComputedDistributions>(
-        Role::draft, draft_view->spec(), forest, warp.within(draft_view->spec().num_top_logits),
-        processing_.get());
-    draft_runner = std::make_unique<LateRunner>(*draft_view, forest, *of_draft_,
-                                                request.prompt_ids, hypotheses);
+        Role::draft, spec, forest, warp.within(spec.num_top_logits), processing_.get());
+    if (target_features_) {
+        draft_features_ = std::make_unique<DraftFeatures>(forest, *target_features_);
+        view.own_features = [this](std::size_t slot) { return draft_features_->own_of(slot); };
+        draft_runner = std::make_unique<ForestRunner>(Role::draft, view, forest, *of_draft_,
+                                                      nullptr, draft_features_.get());
+        lockstep.push_back(draft_runner.get());
+    } else {
+        auto late = std::make_unique<LateRunner>(view, forest, *of_draft_, request.prompt_ids,
+                                                 hypotheses);
+        late_ = late.get();
+        draft_runner = std::move(late);
+    }
     runners.push_back(draft_runner.get());
 }
 
@@ -153,10 +167,10 @@ std::unique_ptr<DraftPolicy> LoopParts::make_policy() {
     };
     settings.target_seconds = [&of_target] { return of_target.seconds; };
     settings.unread = [this] {
-        return draft_runner ? draft_runner->unread() : std::pair<std::size_t, std::size_t>{0, 0};
+        return late_ ? late_->unread() : std::pair<std::size_t, std::size_t>{0, 0};
     };
     settings.may_rest = !config.constraint;
-    if (draft_runner && config.num_beams == 1) put_off_ = draft_runner.get();
+    if (config.num_beams == 1) put_off_ = late_;
     const std::size_t most_rows =
         (config.draft_length + 2) * (most_beams + config.num_beams);
     RequestCosts costs(*request.costs, request.num_sharers,

@@ -18,10 +18,12 @@
 #include "forest_runner.hpp"
 #include "logits_processing/path_states.hpp"
 #include "logits_processing/request_processing.hpp"
+#include "node_features.hpp"
 #include "request.hpp"
 #include "rule.hpp"
 #include "stats.hpp"
 #include "top_tokens.hpp"
+#include "warp.hpp"
 
 namespace dsbd {
 
@@ -59,11 +61,14 @@ private:
     std::optional<TopTokens> tops_;
     std::optional<PromptScorer> scorer_;
     std::unique_ptr<ComputedDistributions> of_target_, of_draft_;
+    std::unique_ptr<TargetFeatures> target_features_;
+    std::unique_ptr<DraftFeatures> draft_features_;
 
 public:
     std::unique_ptr<ForestRunner> target;
-    std::unique_ptr<LateRunner> draft_runner;  // null without a draft model
-    std::vector<ForestRunner*> runners;        // both
+    std::unique_ptr<ForestRunner> draft_runner;  // null without a draft model
+    std::vector<ForestRunner*> runners;          // both
+    std::vector<ForestRunner*> lockstep;  // that compute the prompt part by part, as the target does
     std::unique_ptr<SelectionRule> rule;
     std::optional<StatsRecorder> stats;
     std::size_t num_descendants = 0;  // nodes below the beams that pruning leaves at most
@@ -75,6 +80,7 @@ private:
     void make_runners(CacheView& target_view, CacheView* draft_view);
     std::unique_ptr<SelectionRule> make_rule();
     std::unique_ptr<DraftPolicy> make_policy();
+    void make_draft_runner(CacheView& view, const Warp& warp);
     void make_drafter();
 
     Meter no_draft_;
@@ -82,6 +88,7 @@ private:
     std::unique_ptr<DraftPolicy> policy_;
     std::unique_ptr<ChainedDrafter> chained_;
     Drafter* drafter_ = nullptr;  // the one that is used, if any
+    LateRunner* late_ = nullptr;     // the draft's, unless it reads features
     LateRunner* put_off_ = nullptr;  // that a policy which rests puts off
 };
 

@@ -1,6 +1,7 @@
 // Features: hidden states of rows, which a feature draft reads (features.py, feature_memory.py).
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <memory>
 #include <vector>
@@ -14,6 +15,13 @@ struct HostFeatures final : Features {
     HostFeatures(bool is_of_target, std::size_t count, std::size_t bytes_of_row)
         : is_target(is_of_target), num_rows(count), row_bytes(bytes_of_row),
           memory(count ? count * bytes_of_row : 1) {}
+
+    std::shared_ptr<const Features> copied(std::size_t row) const override {
+        auto copy = std::make_shared<HostFeatures>(is_target, 1, row_bytes);
+        std::copy_n(memory.begin() + static_cast<std::ptrdiff_t>(row * row_bytes), row_bytes,
+                    copy->memory.begin());
+        return copy;
+    }
 
     bool is_target;
     std::size_t num_rows, row_bytes;

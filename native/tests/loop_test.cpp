@@ -174,7 +174,12 @@ Case::Case(const json& given, const std::string& folder)
 
 dsbd::tests::TableEngine Case::engine_of(const json& model, const dsbd::tests::Table& table) {
     const std::size_t num_top = model.is_null() ? 0 : model["num_top"].get<std::size_t>();
-    return {table, given_["vocab_size"], num_top, now_};
+    const json features = model.is_null() ? json() : model["features"];
+    using dsbd::tests::FeatureKind;
+    const auto kind = features.is_null()       ? FeatureKind::none
+                      : features == "returned" ? FeatureKind::returned
+                                               : FeatureKind::read;
+    return {table, given_["vocab_size"], num_top, now_, kind};
 }
 
 dsbd::DecodingRequest Case::request_of(const json& given, Ints& agreed) {
@@ -198,8 +203,12 @@ dsbd::DecodingRequest Case::request_of(const json& given, Ints& agreed) {
         agreed.push_back(static_cast<std::int64_t>(output.agreed_tokens().size()));
     };
     if (!given["preempts"].is_null()) {
-        request.preempts = [pattern = Pattern(given["preempts"])](const dsbd::EngineCall&) mutable {
-            return pattern.next();
+        request.preempts = [flags = given["preempts"].get<std::deque<bool>>()](
+                               const dsbd::EngineCall&) mutable {
+            if (flags.empty()) return false;
+            const bool is_due = flags.front();
+            flags.pop_front();
+            return is_due;
         };
     }
     return request;

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <numeric>
 #include <span>
 #include <stdexcept>
@@ -19,13 +20,31 @@ namespace dsbd::tests {
 /// Logits by path of tokens, (vocab_size + 1,) float32 each: the last is their log-sum-exp.
 using Table = std::map<Ints, std::vector<float>>;
 
+/// The path of each row that has a feature, so a wrong feature is found out.
+struct TableFeatures final : Features {
+    TableFeatures(bool of_target, std::vector<Ints> of_rows)
+        : is_target(of_target), paths(std::move(of_rows)) {}
+    std::shared_ptr<const Features> copied(std::size_t row) const override {
+        return std::make_shared<TableFeatures>(is_target, std::vector<Ints>{paths[row]});
+    }
+
+    bool is_target;
+    std::vector<Ints> paths;
+};
+
+/// What an engine of a pair with a feature draft has to do with features.
+enum class FeatureKind : std::uint8_t { none, returned, read };
+
 /// An engine given by a table. It finds each node's path through the mask, so a wrong mask, row or
 /// position gives wrong logits, as with a real engine.
 class TableEngine final : public Engine, private FullLogits {
 public:
     /// num_top: logits of a top-k head, which keeps the others until the next forward; 0: all.
-    TableEngine(const Table& table, std::size_t vocab_size, std::size_t num_top, double& now)
+    TableEngine(const Table& table, std::size_t vocab_size, std::size_t num_top, double& now,
+                FeatureKind features = FeatureKind::none)
         : table_(table), now_(now) {
+        spec_.returns_features = features == FeatureKind::returned;
+        spec_.reads_features = features == FeatureKind::read;
         spec_.vocab_size = vocab_size;
         spec_.num_top_logits = num_top;
         spec_.keeps_full_logits = num_top > 0;
@@ -45,9 +64,17 @@ public:
         }
         if (forward.mask.num_columns() != num_rows()) throw std::logic_error("mask of another width");
         rows_.clear();
-        for (std::size_t s = 0; s < forward.num_new(); ++s) check_path(forward, s);
+        paths_.clear();
+        for (std::size_t s = 0; s < forward.num_new(); ++s) paths_.push_back(path(forward, s));
         for (auto row : forward.logit_rows) rows_.push_back(&after(forward, row));
-        return head();
+        ForwardResult result = head();
+        if (spec_.reads_features) result.features = std::make_shared<TableFeatures>(false, paths_);
+        if (!forward.feature_rows.empty()) {
+            std::vector<Ints> asked;
+            for (auto row : forward.feature_rows) asked.push_back(paths_.at(static_cast<std::size_t>(row)));
+            result.features = std::make_shared<TableFeatures>(true, std::move(asked));
+        }
+        return result;
     }
 
     void keep(std::span<const std::int64_t> rows) override {
@@ -63,7 +90,34 @@ public:
     Ints rows_of_calls;
 
 private:
+    /// Return the path of a new row by what it sees; a feature draft's, by its parent's feature.
     Ints path(const Forward& forward, std::size_t s) const {
+        Ints seen = seen_path(forward, s);
+        if (spec_.reads_features && forward.positions[s]) {
+            const TableFeatures* parents = parents_of(forward, s);
+            if (!parents) throw std::logic_error("a row has no feature of its parent");
+            const std::size_t row = static_cast<std::size_t>(forward.parent_features.rows.at(s));
+            Ints whole = parents->paths.at(row);
+            whole.push_back(forward.token_ids[s]);
+            if (!std::equal(whole.begin() + 1, whole.end(), seen.begin() + 1, seen.end())) {
+                throw std::logic_error("a row comes from the feature of another node");
+            }
+            return whole;
+        }
+        if (std::find(seen.begin(), seen.end(), -1) != seen.end()) {
+            throw std::logic_error("a node does not see the positions 0 to its own");
+        }
+        return seen;
+    }
+
+    static const TableFeatures* parents_of(const Forward& forward, std::size_t s) {
+        const std::int64_t source = forward.parent_features.sources.at(s);
+        if (source == ParentFeatures::ZEROS) return nullptr;
+        const auto& forwards = forward.parent_features.forwards;
+        return dynamic_cast<const TableFeatures*>(forwards.at(static_cast<std::size_t>(source)).get());
+    }
+
+    Ints seen_path(const Forward& forward, std::size_t s) const {
         Ints found(static_cast<std::size_t>(forward.positions[s]) + 1, -1);
         for (std::size_t row = 0; row < num_rows(); ++row) {
             if (!forward.mask.get(s, row)) continue;
@@ -74,15 +128,14 @@ private:
         return found;
     }
 
-    void check_path(const Forward& forward, std::size_t s) const {
-        const Ints found = path(forward, s);
-        if (std::find(found.begin(), found.end(), -1) != found.end()) {
-            throw std::logic_error("a node does not see the positions 0 to its own");
-        }
-    }
-
     const std::vector<float>& after(const Forward& forward, std::int64_t row) const {
-        const auto found = table_.find(path(forward, static_cast<std::size_t>(row)));
+        const auto s = static_cast<std::size_t>(row);
+        Ints key = paths_[s];
+        if (spec_.reads_features) {  // its logits are others if it came from an own feature
+            const TableFeatures* parents = parents_of(forward, s);
+            if (parents && !parents->is_target) key.push_back(-1);
+        }
+        const auto found = table_.find(key);
         if (found == table_.end()) throw std::logic_error("Python has not computed this node");
         return found->second;
     }
@@ -132,6 +185,7 @@ private:
     double& now_;
     EngineSpec spec_;
     Ints tokens_, positions_;
+    std::vector<Ints> paths_;  // of the rows of the latest forward
     std::vector<const std::vector<float>*> rows_;  // of the latest forward
     Ints ids_;
     std::vector<float> values_, sums_;

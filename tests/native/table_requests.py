@@ -7,11 +7,12 @@ should print. Numbers that must agree to the last bit are written as their bits.
 
     cases: each of some requests on the engines that they share: alone, or together
         target, draft: file of logits, (num_paths, vocab_size + 1) float32, the last of a row their
-            log-sum-exp, of the paths that Python's loop has computed; num_top of a top-k head or 0
+            log-sum-exp, of the paths that Python's loop has computed, with -1 added if a row came
+            from the draft's own feature; num_top of a top-k head or 0; features: returned or read
         admits: whether the first request that waits is admitted now, again and again
         max_rows: of the caches; pool: tokens of the pool of n-grams; null: none
         requests: options of DecodingConfig, and what else WholeRequest says;
-            preempts: whether the rows are dropped before an engine call, again and again
+            preempts: whether the rows are dropped before each of the first engine calls
     refused: options that DecodingConfig refuses
 """
 
@@ -40,8 +41,9 @@ from dsbd_ort.decoding.drafting.ngram import NGramPool
 from dsbd_ort.decoding.request import DecodingRequest
 from dsbd_ort.decoding.result import IterationOutput
 from dsbd_ort.decoding.top_tokens import TokenLogprobs
+from tests.decoding.feature_tables import TableDraft
 from tests.decoding.top_table import candidates_of
-from tests.robustness.whole_requests import FEATURES, NO_DRAFT, WholeRequest, whole_requests
+from tests.robustness.whole_requests import NO_DRAFT, WholeRequest, whole_requests
 
 STATS = (
     *("num_iterations", "num_draft_tokens", "num_accepted_tokens", "num_draft_layers"),
@@ -86,8 +88,7 @@ def supported(request: WholeRequest) -> WholeRequest:
     if not STRATEGIES[options["strategy"]].has_beams:
         options.pop("num_beams")
     options["logit_bias"] = list(options.get("logit_bias", {}).items())
-    draft = "mixed" if request.draft == FEATURES else request.draft
-    return replace(request, options=options, draft=draft, tables=[])
+    return replace(request, options=options, tables=[])
 
 
 class Recorded:
@@ -110,16 +111,26 @@ class Recorded:
         result = self.model.forward(forward)
         first = len(self._paths.computed_paths) - forward.num_new
         for row in forward.logit_rows.tolist():
-            path = self._paths.computed_paths[first + row]
-            logits = np.asarray(self._paths._logits_of(path), dtype=np.float32)
+            path, table = self._paths.computed_paths[first + row], self._paths._logits_of
+            if isinstance(self.model, TableDraft):
+                kind = self.model.kinds[row - forward.num_new][1]
+                table = self.model._tables[kind]
+            logits = np.asarray(table(path), dtype=np.float32)
+            if isinstance(self.model, TableDraft) and kind == "draft":
+                path = (*path, -1)
             self.rows_by_path[path] = np.append(logits, candidates_of(logits[None], 1).logsumexp)
         return result
 
     def written(self, file: Path) -> dict[str, Any]:
         rows = [*self.rows_by_path.values()]
         np.array(rows, dtype="<f4").tofile(file)
-        num_top = self.spec.head.num_top_logits
-        return {"file": file.name, "paths": [*self.rows_by_path], "num_top": num_top}
+        returned, read = self.spec.returns_features, self.spec.reads_features
+        return {
+            "file": file.name,
+            "paths": [*self.rows_by_path],
+            "num_top": self.spec.head.num_top_logits,
+            "features": "returned" if returned else "read" if read else None,
+        }
 
 
 @dataclass
@@ -215,8 +226,8 @@ class Case:
     def _pattern(self) -> Any:
         if self.preempts is None:
             return None
-        flags = itertools.cycle(self.preempts)
-        return lambda call: next(flags)
+        flags = iter(self.preempts)
+        return lambda call: next(flags, False)
 
 
 def config_of(request: WholeRequest, trie: TokenTrie | None = None) -> DecodingConfig:
@@ -279,7 +290,7 @@ def cases_of(requests: Iterable[WholeRequest], rng: np.random.Generator) -> Iter
             prompt = rng.integers(request.vocab_size, size=rng.integers(250, 600))
             request = replace(request, prompt=tuple(prompt.tolist()), tables=[])
         if rng.integers(2):
-            preempts = (rng.random(12) < 0.3).tolist() if rng.integers(2) else None
+            preempts = (rng.random(40) < 0.3).tolist() if rng.integers(2) else None
             yield with_tries(Case(next(numbers), [request], preempts=preempts), rng)
             continue
         group = waiting.setdefault(request.vocab_size, [])
