@@ -21,9 +21,34 @@ constexpr int MOST_DEPTH = 200;  // of JSON, which is read and shown recursively
 
 thread_local std::string last_error;
 
-dsbd_status failed(dsbd_status status, const char* message) {
+/// Bytes of the character that a text begins with, 0 if it is no UTF-8.
+std::size_t character_bytes(std::string_view text) {
+    const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
+    const std::size_t size = byte(0) < 0x80                     ? 1
+                             : byte(0) >= 0xc2 && byte(0) < 0xe0 ? 2
+                             : byte(0) >= 0xe0 && byte(0) < 0xf0 ? 3
+                             : byte(0) >= 0xf0 && byte(0) < 0xf5 ? 4
+                                                                 : 0;
+    if (size > text.size()) return 0;
+    std::uint32_t code = size == 1 ? byte(0) : byte(0) & (0x7fu >> size);
+    for (std::size_t i = 1; i < size; ++i) {
+        if ((byte(i) & 0xc0) != 0x80) return 0;
+        code = code << 6 | (byte(i) & 0x3fu);
+    }
+    constexpr std::uint32_t least[] = {0, 0, 0x80, 0x800, 0x10000};
+    const bool is_surrogate = code >= 0xd800 && code < 0xe000;
+    return code < least[size] || is_surrogate || code > 0x10ffff ? 0 : size;
+}
+
+/// Keep a message as one line of UTF-8.
+dsbd_status failed(dsbd_status status, std::string_view message) {
     std::string line;
-    for (const char* c = message; *c; ++c) line += *c == '\n' || *c == '\r' ? ' ' : *c;
+    for (std::size_t at = 0; at < message.size();) {
+        const std::size_t size = character_bytes(message.substr(at));
+        const bool ends_line = message[at] == '\n' || message[at] == '\r';
+        line += size == 0 ? "?" : ends_line ? " " : message.substr(at, size);
+        at += size ? size : 1;
+    }
     last_error = std::move(line);
     return status;
 }
@@ -46,7 +71,7 @@ dsbd_status guarded(Call call) noexcept {
         return failed(DSBD_ERROR, "no memory for this request; use fewer beams, a shorter draft or "
                                   "fewer new tokens");
     } catch (const std::exception& error) {
-        return failed(DSBD_INTERNAL, (std::string("internal error: ") + error.what()).c_str());
+        return failed(DSBD_INTERNAL, std::string("internal error: ") + error.what());
     } catch (...) {
         return failed(DSBD_INTERNAL, "internal error of an unknown kind");
     }
@@ -96,25 +121,6 @@ char* copied(const std::string& text) {
     if (!copy) throw std::bad_alloc();
     std::memcpy(copy, text.c_str(), text.size() + 1);
     return copy;
-}
-
-/// Bytes of the character that a text begins with, 0 if it is no UTF-8.
-std::size_t character_bytes(std::string_view text) {
-    const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
-    const std::size_t size = byte(0) < 0x80                     ? 1
-                             : byte(0) >= 0xc2 && byte(0) < 0xe0 ? 2
-                             : byte(0) >= 0xe0 && byte(0) < 0xf0 ? 3
-                             : byte(0) >= 0xf0 && byte(0) < 0xf5 ? 4
-                                                                 : 0;
-    if (size > text.size()) return 0;
-    std::uint32_t code = size == 1 ? byte(0) : byte(0) & (0x7fu >> size);
-    for (std::size_t i = 1; i < size; ++i) {
-        if ((byte(i) & 0xc0) != 0x80) return 0;
-        code = code << 6 | (byte(i) & 0x3fu);
-    }
-    constexpr std::uint32_t least[] = {0, 0, 0x80, 0x800, 0x10000};
-    const bool is_surrogate = code >= 0xd800 && code < 0xe000;
-    return code < least[size] || is_surrogate || code > 0x10ffff ? 0 : size;
 }
 
 /// Return a text of the caller; Error: it is no UTF-8.

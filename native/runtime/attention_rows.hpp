@@ -3,12 +3,12 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
-#include <memory>
+#include <utility>
 #include <optional>
 #include <vector>
 
 #include "runtime/part.hpp"
+#include "runtime/row_buffers.hpp"
 
 namespace dsbd {
 
@@ -21,7 +21,7 @@ class Rows : public Part {
 public:
     explicit Rows(const ModelEntry& entry);
 
-    std::size_t capacity() const { return capacity_; }
+    std::size_t capacity() const { return buffers_.capacity(); }
     std::vector<const BoundTensor*> tensors() const override;
     void bind(const Call& call, Ort::IoBinding& binding) override;
     void reserve(std::size_t num_rows, std::size_t num_used) override;
@@ -32,24 +32,10 @@ public:
     bool has_shrunk() { return std::exchange(has_shrunk_, false); }
 
 private:
-    struct Free {
-        void operator()(std::byte* memory) const { std::free(memory); }
-    };
-    /// The keys or the values of one layer: [1, num_heads, capacity, width], new rows zero.
-    struct Buffer {
-        BoundTensor past, present;
-        std::size_t num_heads, row_bytes;  // of one head
-        std::unique_ptr<std::byte, Free> memory;
-    };
-
-    void add_buffer(const AttentionRows& rows, const char* part, std::size_t width);
-    void resize(std::size_t capacity, std::size_t num_used);
-    static void resize(Buffer& buffer, std::size_t from, std::size_t to, std::size_t num_used);
     void fill_mask(const Call& call, bool is_sliding, std::vector<std::uint8_t>& mask) const;
 
     std::size_t sliding_window_;
-    std::size_t capacity_;
-    std::vector<Buffer> buffers_;
+    RowBuffers buffers_;
     Ints positions_;  // (capacity,); as many as there are rows are valid
     Ints ids_of_call_, positions_of_call_, first_row_;
     BoundTensor input_ids_, position_ids_, write_indices_;

@@ -17,35 +17,60 @@ constexpr const char* USE_PYTHON = "; use dsbd-run, or libdsbd with Python (docs
     throw Error(where + " " + reason + ", which the native library does not run yet" + USE_PYTHON);
 }
 
-AttentionRows rows_of(const JsonObject& entry, std::size_t num_layers, const Json& made_by) {
-    const std::string kind = entry.text("kind");
-    if (kind != "attention rows") refuse(entry.where(), "are " + in_short(kind));
-    entry.check_known({"kind", "layer", "dtype", "num_heads", "key_width", "value_width"}, made_by);
-    return {entry.number("layer", num_layers - 1), entry.count("num_heads"),
-            entry.count("key_width"), entry.count("value_width"),
-            entry.one_of("dtype", {"fp32", "fp16"})};
+CacheEntry cache_of(const JsonObject& entry, std::size_t num_layers, const Json& made_by) {
+    CacheEntry cache;
+    cache.kind = entry.one_of("kind", {"attention rows", "convolution rows", "recurrent rows"});
+    cache.layer = entry.number("layer", num_layers - 1);
+    cache.dtype = entry.one_of("dtype", {"fp32", "fp16"});
+    if (cache.kind == "attention rows") {
+        entry.check_known({"kind", "layer", "dtype", "num_heads", "key_width", "value_width"},
+                          made_by);
+        const std::size_t num_heads = entry.count("num_heads");
+        cache.parts = {{"key", num_heads, entry.count("key_width")},
+                       {"value", num_heads, entry.count("value_width")}};
+    } else if (cache.kind == "convolution rows") {
+        entry.check_known({"kind", "layer", "dtype", "width", "num_ancestors"}, made_by);
+        cache.parts = {{"convolution", 1, entry.count("width")}};
+        cache.num_ancestors = entry.count("num_ancestors");
+    } else {
+        entry.check_known({"kind", "layer", "dtype", "num_heads", "value_width", "num_key_heads",
+                           "key_width", "most_new_rows"},
+                          made_by);
+        const std::size_t num_heads = entry.count("num_heads");
+        cache.parts = {{"recurrent_key", entry.count("num_key_heads"), entry.count("key_width")},
+                       {"recurrent_delta", num_heads, entry.count("value_width")},
+                       {"recurrent_decay", num_heads, 2}};
+        cache.most_new_rows = entry.count("most_new_rows");
+    }
+    return cache;
 }
 
 /// The caches of an entry, which versions 2 and 3 describe by one shape for all layers.
-std::vector<AttentionRows> caches_of(const JsonObject& entry, bool is_older, const Json& made_by) {
-    std::vector<AttentionRows> caches;
+std::vector<CacheEntry> caches_of(const JsonObject& entry, bool is_older, const Json& made_by) {
+    std::vector<CacheEntry> caches;
     if (is_older) {
         const JsonObject kv = entry.object("kv");
-        const std::size_t width = kv.count("head_dim");
+        const std::size_t num_heads = kv.count("num_heads"), width = kv.count("head_dim");
         for (std::size_t layer = 0; layer < kv.count("num_layers", MOST_LAYERS); ++layer) {
-            caches.push_back({layer, kv.count("num_heads"), width, width,
-                              kv.one_of("dtype", {"fp32", "fp16"})});
+            caches.push_back({layer, kv.one_of("dtype", {"fp32", "fp16"}), "attention rows",
+                              {{"key", num_heads, width}, {"value", num_heads, width}}});
         }
         return caches;
     }
     const std::size_t num_layers = entry.count("num_layers", MOST_LAYERS);
+    std::set<std::pair<std::size_t, std::string>> known;
     for (const JsonObject& each : entry.objects("caches")) {
-        caches.push_back(rows_of(each, num_layers, made_by));
-        if (caches.size() > 1 && caches.back().layer <= caches[caches.size() - 2].layer) {
-            throw mismatch_error("increasing layers", caches.back().layer, each.where() + ": layer");
+        caches.push_back(cache_of(each, num_layers, made_by));
+        const CacheEntry& last = caches.back();
+        const bool is_new = known.emplace(last.layer, last.kind).second;
+        if (!is_new || last.layer < caches[caches.size() - std::min<std::size_t>(2, caches.size())].layer) {
+            throw mismatch_error("increasing layers, one entry for each kind", last.layer,
+                                 each.where() + ": layer");
         }
     }
-    if (caches.empty()) throw mismatch_error("at least one", Json::array(), entry.where() + ": caches");
+    if (caches.empty()) {
+        throw mismatch_error("at least one", Json::array(), entry.where() + ": caches");
+    }
     return caches;
 }
 
@@ -187,6 +212,15 @@ std::map<std::string, std::uintmax_t> sizes_of(const JsonObject& manifest, const
 void check_listed(const Bundle& bundle) {
     std::vector<std::string> needed{"target/model.onnx", "tokenizer.json"};
     if (bundle.draft) needed.push_back("draft/model.onnx");
+    const auto folds = [](const CacheEntry& cache) { return cache.is_recurrent(); };
+    for (const char* role : {"target", "draft"}) {
+        if (role == std::string("draft") && !bundle.draft) continue;
+        const std::vector<CacheEntry>& caches =
+            role == std::string("target") ? bundle.target.caches : bundle.draft->caches;
+        if (std::any_of(caches.begin(), caches.end(), folds)) {
+            needed.push_back(std::string(role) + "/fold.onnx");
+        }
+    }
     for (const std::string& name : needed) {
         if (!bundle.size_by_file.count(name)) {
             throw Error((bundle.path / "dsbd.json").string() + " lists no " + name +
@@ -194,7 +228,8 @@ void check_listed(const Bundle& bundle) {
         }
     }
     for (const char* name : {"tokenizer_config.json", "chat_template.jinja",
-                             "target/model.onnx.data", "draft/model.onnx.data"}) {
+                             "target/model.onnx.data", "draft/model.onnx.data", "target/fold.onnx",
+                             "draft/fold.onnx"}) {
         const bool is_there = fs::symlink_status(bundle.path / name).type() != fs::file_type::not_found;
         if (is_there && !bundle.size_by_file.count(name)) {
             throw Error((bundle.path / name).string() + " is there, but the manifest does not list "
@@ -231,15 +266,30 @@ EngineSpec ModelEntry::spec() const {
     spec.keeps_full_logits = num_top_logits && full_logits;
     spec.returns_features = features && !features->own_width;
     spec.reads_features = features && features->own_width;
+    spec.folds_rows = keeps_recent_rows();
     return spec;
+}
+
+std::size_t CacheEntry::row_bytes() const {
+    std::size_t numbers = 0;
+    for (const CachePart& part : parts) numbers += part.num_heads * part.width;
+    return numbers * (dtype == "fp32" ? 4 : 2);
 }
 
 std::size_t ModelEntry::row_bytes() const {
     std::size_t bytes = 0;
-    for (const AttentionRows& rows : caches) {
-        bytes += rows.num_heads * (rows.key_width + rows.value_width) * (rows.dtype == "fp32" ? 4 : 2);
-    }
+    for (const CacheEntry& cache : caches) bytes += cache.is_recent() ? 0 : cache.row_bytes();
     return bytes;
+}
+
+std::size_t ModelEntry::num_ancestors() const {
+    std::size_t most = 0;
+    for (const CacheEntry& cache : caches) most = std::max(most, cache.num_ancestors);
+    return most;
+}
+
+bool ModelEntry::keeps_recent_rows() const {
+    return std::any_of(caches.begin(), caches.end(), [](auto& cache) { return cache.is_recent(); });
 }
 
 std::size_t Bundle::context_length() const {

@@ -17,10 +17,24 @@ namespace dsbd {
 inline constexpr const char* ATTENTION_MASK = "attention_mask";
 inline constexpr const char* ATTENTION_MASK_SLIDING = "attention_mask_sliding";
 
-/// The rows of a layer that attends: a key and a value for each head.
-struct AttentionRows {
-    std::size_t layer = 0, num_heads = 0, key_width = 0, value_width = 0;
-    std::string dtype;  // fp32 or fp16
+/// One tensor of a layer's cache: heads, and the numbers of each.
+struct CachePart {
+    std::string name;
+    std::size_t num_heads, width;
+};
+
+/// The rows of one kind that a layer keeps (cache_entries.py).
+struct CacheEntry {
+    std::size_t layer = 0;
+    std::string dtype, kind;  // fp32 or fp16; such as "attention rows"
+    std::vector<CachePart> parts;
+    std::size_t num_ancestors = 0;  // rows that a convolution reads besides a node's own
+    std::size_t most_new_rows = 0;  // of one call, of a recurrence
+
+    bool is_recent() const { return kind != "attention rows"; }
+    bool is_recurrent() const { return kind == "recurrent rows"; }
+    /// Bytes of one row.
+    std::size_t row_bytes() const;
 };
 
 /// Hidden states that an engine returns, or that a feature draft reads.
@@ -42,7 +56,7 @@ struct ModelEntry {
     std::size_t vocab_size = 0, context_length = 0;
     std::optional<std::int64_t> bos_token_id;
     std::vector<std::int64_t> eos_token_ids;
-    std::vector<AttentionRows> caches;
+    std::vector<CacheEntry> caches;
     std::size_t num_top_logits = 0;  // K of a top-k head, 0: all logits
     bool full_logits = true;         // whether the graph has the output `logits`
     bool has_mask = true, has_sliding_mask = false;
@@ -51,8 +65,12 @@ struct ModelEntry {
     NativeTextEntry native_text;  // of the target
 
     EngineSpec spec() const;
-    /// Bytes of one row of the caches of all layers.
+    /// Bytes of one row of the caches that keep every row.
     std::size_t row_bytes() const;
+    /// Most rows that a convolution reads besides a node's own; 0 without any.
+    std::size_t num_ancestors() const;
+    /// Whether layers keep recent rows alone: convolutions and recurrences.
+    bool keeps_recent_rows() const;
 };
 
 /// An opened bundle: its folder and the content of its manifest.

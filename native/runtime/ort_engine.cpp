@@ -23,7 +23,6 @@ void check_below(const char* name, const Ints& numbers, std::size_t stop) {
 OrtEngine::OrtEngine(const Ort::Env& env, const Bundle& bundle, const std::string& role,
                      const EngineSettings& settings)
     : file_(bundle.model_path(role.c_str())),
-      rows_(nullptr),
       session_(open_graph(env, file_, role == "target" ? bundle.target : *bundle.draft, settings)),
       binding_(session_) {
     const ModelEntry& entry = role == "target" ? bundle.target : *bundle.draft;
@@ -35,6 +34,11 @@ OrtEngine::OrtEngine(const Ort::Env& env, const Bundle& bundle, const std::strin
     rows_ = rows.get();
     parts_.push_back(std::move(rows));
     parts_.push_back(std::make_unique<Head>(entry));
+    if (entry.keeps_recent_rows()) {
+        auto recent = std::make_unique<RecentRows>(env, file_.parent_path(), entry, settings);
+        recent_ = recent.get();
+        parts_.push_back(std::move(recent));
+    }
     std::vector<const BoundTensor*> tensors;
     for (const auto& part : parts_) {
         for (const BoundTensor* tensor : part->tensors()) tensors.push_back(tensor);
@@ -48,9 +52,15 @@ ForwardResult OrtEngine::forward(const Forward& forward) {
     const std::size_t stop = num_rows_ + forward.num_new();
     for (const auto& part : parts_) part->begin(forward);
     if (num_rows_ == 0 || stop > rows_->capacity()) reserve(stop, num_rows_);
-    for (std::size_t start = 0; start < forward.num_new(); start += MAX_FORWARD_ROWS) {
-        run({forward, start, std::min(start + MAX_FORWARD_ROWS, forward.num_new()),
-             num_rows_ + start});
+    const std::size_t most_rows = recent_ ? recent_->most_new_rows() : MAX_FORWARD_ROWS;
+    for (std::size_t start = 0; start < forward.num_new(); start += most_rows) {
+        const Call call{forward, start, std::min(start + most_rows, forward.num_new()),
+                        num_rows_ + start};
+        if (recent_) {
+            recent_->run(call, [this](const Call& each) { run(each); });
+        } else {
+            run(call);
+        }
     }
     num_rows_ = stop;
     ForwardResult result;
@@ -100,6 +110,8 @@ void OrtEngine::reserve(std::size_t num_rows, std::size_t num_used) {
 }
 
 void OrtEngine::run(const Call& call) {
+    const std::size_t stop = call.first_row + call.num_new();
+    if (stop > rows_->capacity()) reserve(stop, call.first_row);  // rows that are computed again
     for (const auto& part : parts_) part->bind(call, binding_);
     Ort::RunOptions options{nullptr};
     if (rows_->has_shrunk()) {

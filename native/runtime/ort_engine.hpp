@@ -11,6 +11,7 @@
 #include "engine.hpp"
 #include "runtime/attention_rows.hpp"
 #include "runtime/part.hpp"
+#include "runtime/recent_rows.hpp"
 
 namespace dsbd {
 
@@ -31,7 +32,9 @@ public:
     void keep(std::span<const std::int64_t> rows) override;
 
     /// Bytes of the caches, now and at most since `reset_peak`.
-    std::size_t kv_bytes() const { return rows_->capacity() * row_bytes_; }
+    std::size_t kv_bytes() const {
+        return rows_->capacity() * row_bytes_ + (recent_ ? recent_->num_bytes() : 0);
+    }
     std::size_t kv_bytes_peak() const { return kv_bytes_peak_; }
     void reset_peak() { kv_bytes_peak_ = kv_bytes(); }
 
@@ -44,7 +47,8 @@ private:
     EngineSpec spec_;
     std::size_t row_bytes_;
     std::vector<std::unique_ptr<Part>> parts_;  // in the order in which a call binds them
-    Rows* rows_;                                // of the parts
+    Rows* rows_ = nullptr;                      // of the parts
+    RecentRows* recent_ = nullptr;              // of the parts; null: none
     Ort::Session session_;
     Ort::IoBinding binding_;
     std::size_t num_rows_ = 0, kv_bytes_peak_ = 0;

@@ -95,29 +95,38 @@ Ort::Session open_graph(const Ort::Env& env, const std::filesystem::path& file,
 
 void BoundTensor::bind(Ort::IoBinding& binding, void* memory,
                        std::initializer_list<std::size_t> sizes) {
-    auto size = sizes.begin();
-    bool is_same = memory == memory_ && !shape_.empty();
-    shape_.resize(dims_.size());
-    for (std::size_t i = 0; i < dims_.size(); ++i) {
-        const auto dim = dims_[i] == ANY ? static_cast<std::int64_t>(*size++) : dims_[i];
-        is_same &= shape_[i] == dim;
-        shape_[i] = dim;
-    }
-    if (is_same) return;
+    std::vector<std::int64_t> shape = shape_of(sizes);
+    if (memory == memory_ && shape == shape_) return;
     memory_ = memory;
+    shape_ = std::move(shape);
+    if (way_ == Way::input) {
+        binding.BindInput(name_.c_str(), value_of(memory, shape_));
+    } else {
+        binding.BindOutput(name_.c_str(), value_of(memory, shape_));
+    }
+}
+
+Ort::Value BoundTensor::value_on(void* memory, std::initializer_list<std::size_t> sizes) const {
+    return value_of(memory, shape_of(sizes));
+}
+
+std::vector<std::int64_t> BoundTensor::shape_of(std::initializer_list<std::size_t> sizes) const {
+    std::vector<std::int64_t> shape = dims_;
+    auto size = sizes.begin();
+    for (std::int64_t& dim : shape) {
+        if (dim == ANY) dim = static_cast<std::int64_t>(*size++);
+    }
+    return shape;
+}
+
+Ort::Value BoundTensor::value_of(void* memory, const std::vector<std::int64_t>& shape) const {
     std::size_t num_bytes = type_ == ONNX_TENSOR_ELEMENT_DATA_TYPE_INT64     ? 8
                             : type_ == ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT   ? 4
                             : type_ == ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16 ? 2
                                                                              : 1;
-    for (const std::int64_t dim : shape_) num_bytes *= static_cast<std::size_t>(dim);
+    for (const std::int64_t dim : shape) num_bytes *= static_cast<std::size_t>(dim);
     static const auto host = Ort::MemoryInfo::CreateCpu(OrtArenaAllocator, OrtMemTypeDefault);
-    const Ort::Value value = Ort::Value::CreateTensor(host, memory, num_bytes, shape_.data(),
-                                                      shape_.size(), type_);
-    if (way_ == Way::input) {
-        binding.BindInput(name_.c_str(), value);
-    } else {
-        binding.BindOutput(name_.c_str(), value);
-    }
+    return Ort::Value::CreateTensor(host, memory, num_bytes, shape.data(), shape.size(), type_);
 }
 
 void check_graph(const std::filesystem::path& file, const Ort::Session& session,

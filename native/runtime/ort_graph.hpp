@@ -42,12 +42,18 @@ public:
     /// Let the next calls use this memory; `sizes`: of the dimensions ANY, in order.
     void bind(Ort::IoBinding& binding, void* memory, std::initializer_list<std::size_t> sizes);
 
+    /// The same as a value that is not bound.
+    Ort::Value value_on(void* memory, std::initializer_list<std::size_t> sizes) const;
+
     Way way() const { return way_; }
     const std::string& name() const { return name_; }
     ONNXTensorElementDataType type() const { return type_; }
     const std::vector<std::int64_t>& dims() const { return dims_; }
 
 private:
+    std::vector<std::int64_t> shape_of(std::initializer_list<std::size_t> sizes) const;
+    Ort::Value value_of(void* memory, const std::vector<std::int64_t>& shape) const;
+
     Way way_;
     std::string name_;
     ONNXTensorElementDataType type_;

@@ -63,7 +63,11 @@ std::size_t Service::cache_rows() const {
     }
     const std::size_t row_bytes =
         bundle.target.row_bytes() + (bundle.draft ? bundle.draft->row_bytes() : 0);
-    const std::size_t affordable = *settings.kv_bytes / std::max<std::size_t>(row_bytes, 1);
+    const std::size_t bytes_of_paths =
+        settings.max_requests *
+        (path_bytes(bundle.target) + (bundle.draft ? path_bytes(*bundle.draft) : 0));
+    const std::size_t affordable = (*settings.kv_bytes - std::min(bytes_of_paths, *settings.kv_bytes)) /
+                                   std::max<std::size_t>(row_bytes, 1);
     std::size_t rows = 0;
     for (std::size_t next = bucket_capacity(1); next <= affordable;) {
         rows = next;
@@ -72,7 +76,8 @@ std::size_t Service::cache_rows() const {
     if (!rows) {
         throw Error("kv_bytes is " + std::to_string(*settings.kv_bytes) +
                     ", but the smallest caches of this bundle take " +
-                    std::to_string(bucket_capacity(1) * row_bytes) + " bytes; raise it");
+                    std::to_string(bucket_capacity(1) * row_bytes + bytes_of_paths) + " bytes; raise "
+                    "it");
     }
     return rows;
 }

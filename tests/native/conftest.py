@@ -53,18 +53,29 @@ STRICT = ("-Wall", "-Wextra", "-Werror", "-pedantic", "-g")
 @pytest.fixture(scope="session")
 def with_native(
     native_build: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Callable[[Path], Path]:
+) -> Callable[..., Path]:
     """Compiles a program that was written for dsbd.h and links it with the native library."""
     folder = tmp_path_factory.mktemp("programs")
 
-    def compile_once(source: Path) -> Path:
+    def compile_once(source: Path, *more: str) -> Path:
         program = folder / source.stem
         compiler, standard = STANDARDS[source.suffix]
         if not program.exists():
             options = [f"-I{ROOT / 'dsbd_ort' / 'embedding'}", f"-I{ROOT / 'native'}"]
             options += [f"-L{native_build}", "-ldsbd_native", f"-Wl,-rpath,{native_build}"]
-            command = [compiler, standard, *STRICT, source, "-o", program, *options]
-            run_or_fail(*command, "-pthread", "-ldl")
+            command = [compiler, standard, *STRICT, str(source), "-o", str(program), *options]
+            run_or_fail(*command, *more, "-pthread", "-ldl")
         return program
 
     return compile_once
+
+
+def cached(build: Path, name: str) -> str:
+    """Return a variable of a build of CMake."""
+    lines = (build / "CMakeCache.txt").read_text().splitlines()
+    return next(line.partition("=")[2] for line in lines if line.startswith(f"{name}:"))
+
+
+def with_json(build: Path) -> list[str]:
+    """Return the options of a compiler that finds nlohmann/json as the build has."""
+    return ["-isystem", f"{cached(build, 'CMAKE_PREFIX_PATH')}/include"]

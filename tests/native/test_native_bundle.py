@@ -21,6 +21,7 @@ class Opener:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
+            errors="replace",  # a message may show the damaged bytes
         )
 
     def open(self, manifest):

@@ -9,7 +9,7 @@ import pytest
 
 from dsbd_ort import Pipeline, TokenTrie
 from tests.doc_blocks import blocks_of
-from tests.native.conftest import ROOT, run_or_fail
+from tests.native.conftest import ROOT, cached, run_or_fail
 from tests.runtime.bundle_edits import without_draft
 from tests.runtime.tiny_graph import TinyModel, write_tiny_bundle
 
@@ -173,9 +173,3 @@ def test_pkg_config_compiles_the_example_in_c(installed, tiny_bundle, tiny_pipe,
     expected = tiny_pipe.generate([1, 2], **options).sequences[0].token_ids
     assert json.loads(result)["sequences"][0]["token_ids"] == expected
     assert list(map(int, streamed.split(","))) == expected
-
-
-def cached(build, name):
-    """Return a variable of a build of CMake."""
-    lines = (build / "CMakeCache.txt").read_text().splitlines()
-    return next(line.partition("=")[2] for line in lines if line.startswith(f"{name}:"))
