@@ -54,6 +54,7 @@ from dsbd_export.quantization.quantize import quantize_graph
 from dsbd_export.quantization.row_forms import RowsOfProducts
 from dsbd_export.tensorrt.tensorrt_build import build_engines
 from dsbd_export.tensorrt.tensorrt_options import build_place
+from dsbd_export.tokenizers.native_text import measured_native_text
 from dsbd_export.tokenizers.tokenizer_files import write_tokenizer_files
 from dsbd_export.tool_versions import tool_versions, untried_versions
 from dsbd_runtime.bundle_files.bundle import (
@@ -109,7 +110,9 @@ def export_bundle(
         new_bundle(config.output) as folder,
     ):
         write_tokenizer_files(target, folder, report)  # early: it may be refused
+        native_text = measured_native_text(folder, target.bos_token_id, report)
         target_entry = export_model(target, folder, config, report, source_of)
+        target_entry = replace(target_entry, native_text=native_text)
         draft_entry = None
         if draft is not None:
             draft_entry = export_model(

@@ -45,7 +45,7 @@ inline const std::set<std::string> entry_fields{
     "family", "vocab_size", "bos_token_id", "eos_token_ids", "context_length", "num_layers", "caches", "dtype",
     "quantization", "logits", "full_logits", "bit_exact", "masks", "sliding_window", "parity",
     "unread_inputs",  // text is all that a host has
-    "adapter"};       // for people
+    "adapter", "native_text"};  // for people, and for hosts that read text
 
 /// Refuse what only a later version knows: a field that is null says that the bundle lacks it.
 inline void check_fields(const nlohmann::json& object, const std::set<std::string>& known,
