@@ -83,8 +83,8 @@ struct Forward {
 class FullLogits {
 public:
     virtual ~FullLogits() = default;
-    /// Write the logits of a row, (vocab_size,) float32; ModelError once another forward was made.
-    virtual void read(std::size_t row, std::span<float> logits) = 0;
+    /// Return the logits of a row, (vocab_size,) float32; ModelError once another forward was made.
+    virtual std::span<const float> row(std::size_t row) = 0;
 };
 
 /// The logits of R rows: all of each (values), or the K largest of each (top_*), by decreasing
