@@ -41,7 +41,7 @@ Json json_from_text(std::string_view text, const std::string& where) {
     try {
         return Json::parse(text);
     } catch (const Json::exception& error) {
-        throw Error(where + " is not JSON (" + error.what() + "); export the bundle again");
+        throw Error(where + " is not JSON (" + text_of_bytes(error.what()) + "); export again");
     }
 }
 

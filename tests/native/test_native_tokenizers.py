@@ -8,11 +8,8 @@ from pathlib import Path
 import pytest
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
 
-from dsbd_export.config import ExportConfig
-from dsbd_export.pipeline import export_bundle
 from dsbd_export.tokenizers.native_text import VARIABLE, measured_native_text
 from dsbd_export.tokenizers.tokenizer_gate import PLAIN_TEXTS
-from dsbd_runtime.bundle_files.bundle import Bundle
 from dsbd_runtime.errors import InputError
 from dsbd_runtime.text import tokenizer as python
 from dsbd_runtime.text.stream_decoder import StreamDecoder, TextWindow
@@ -147,7 +144,7 @@ def byte_level(pre_tokenizer, normalizer=None):
 def check_characters(command, folder, backend, step):
     """Compare the ids of texts that have every ``step``-th character, next to others."""
     rng = random.Random(step)
-    codes = [c for c in range(1, 0x110000) if not 0xD800 <= c < 0xE000][::step]
+    codes = [c for c in range(1, 0x110000, step) if not 0xD800 <= c < 0xE000]
     forms = ("b%sb", "xq%s", "%sxq", " XZ%sxq", "wv%sWV", "1%s", "%sA", "'%s")
     texts = [
         " ".join(rng.choice(forms) % chr(code) for code in codes[first : first + 64])
@@ -168,13 +165,13 @@ def check_characters(command, folder, backend, step):
         assert said == right.ids, text
 
 
-@pytest.mark.parametrize("step", [211, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.parametrize("step", [1009, pytest.param(1, marks=pytest.mark.long)])
 def test_characters_are_classified_as_in_the_library(command, tmp_path, step):
     for words in WORDS.values():
         check_characters(command, tmp_path, byte_level(words), step)
 
 
-@pytest.mark.parametrize("step", [211, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.parametrize("step", [1009, pytest.param(1, marks=pytest.mark.long)])
 def test_texts_are_normalized_as_in_the_library(command, tmp_path, step):
     for normalizer in NORMALIZERS.values():
         backend = byte_level(pre_tokenizers.ByteLevel(add_prefix_space=False), normalizer)
@@ -292,22 +289,3 @@ def test_the_gate_says_what_holds(command, tmp_path, monkeypatch):
     refused = measured_native_text(written(LIKE_GPT_1, tmp_path), None, report.append)
     assert refused is not None and (refused.encodes, refused.decodes) == (False, True)
     assert "end_of_word_suffix" in str(refused.reason) and "end_of_word_suffix" in report[0]
-
-
-def test_the_export_writes_what_the_gate_found(small_llama_folder, tmp_path, monkeypatch):
-    wrong = tmp_path / "wrong"
-    wrong.write_text("#!/bin/sh\nsed 's/.*/[5]/'\n")
-    wrong.chmod(0o755)
-    config = ExportConfig(target=str(small_llama_folder), output=tmp_path / "bundle")
-    monkeypatch.setenv(VARIABLE, str(wrong))
-    export_bundle(config, report=lambda line: None)
-    found = Bundle.open(tmp_path / "bundle").manifest.target.native_text
-    assert found is not None and (found.encodes, found.decodes) == (False, False)
-    assert "gives [5], in Python" in str(found.reason)
-    for name in ("none", str(tmp_path)):  # nothing to run
-        monkeypatch.setenv(VARIABLE, name)
-        unrun = measured_native_text(tmp_path / "bundle", None, lambda line: None)
-        assert unrun is not None and not unrun.encodes and unrun.reason
-    monkeypatch.delenv(VARIABLE)
-    monkeypatch.setenv("PATH", "")
-    assert measured_native_text(tmp_path / "bundle", None, lambda line: None) is None
