@@ -34,6 +34,7 @@ from dsbd_export.config import (
     ModelOptions,
 )
 from dsbd_export.errors import ExportError
+from dsbd_export.gate.native_text import measured_native_text
 from dsbd_export.gate.parity import advice, measured_parity, parity_limit, refusal
 from dsbd_export.gate.refused_bundle import keep_refused
 from dsbd_export.gate.unwritten_bundle import NOT_MEASURED, unwritten_bundle
@@ -54,7 +55,6 @@ from dsbd_export.quantization.quantize import quantize_graph
 from dsbd_export.quantization.row_forms import RowsOfProducts
 from dsbd_export.tensorrt.tensorrt_build import build_engines
 from dsbd_export.tensorrt.tensorrt_options import build_place
-from dsbd_export.tokenizers.native_text import measured_native_text
 from dsbd_export.tokenizers.tokenizer_files import write_tokenizer_files
 from dsbd_export.tool_versions import tool_versions, untried_versions
 from dsbd_runtime.bundle_files.bundle import (

@@ -90,9 +90,7 @@ Json marked(const Json& message, std::size_t index) {
     }
     if (content.is_array()) {
         for (Json& part : ready["content"]) {
-            if (part.is_object() && part.contains("text")) {
-                part["text"] = mark(number(index));
-            }
+            if (part.is_object() && part.contains("text")) part["text"] = mark(number(index));
         }
     } else if (count == 0 || !(content.is_null() || content == "")) {
         ready["content"] = mark(number(index));
@@ -103,9 +101,7 @@ Json marked(const Json& message, std::size_t index) {
 std::optional<std::string> attempt(const Render& render, const Json& messages) {
     try {
         return render(messages);
-    } catch (const Error&) {
-        return std::nullopt;
-    }
+    } catch (const Error&) { return std::nullopt; }
 }
 
 std::set<std::string> marks_in(const std::string& text) {
@@ -125,9 +121,7 @@ bool is_lost(const Json& messages, std::size_t index, const std::string& text,
     Json others = messages;
     others[index] = marked(messages[index], index);
     std::optional<std::string> other;
-    if (others[index] != messages[index]) {
-        other = attempt(render, others);
-    }
+    if (others[index] != messages[index]) other = attempt(render, others);
     if (!other) {
         others.erase(index);
         other = attempt(render, others);
@@ -170,9 +164,7 @@ Json messages_for(const std::string& source, const Json& messages, Arguments for
                 ready[name] = value;
             }
         }
-        if (ready["role"] == "developer" && !knows_developer) {
-            ready["role"] = "system";
-        }
+        if (ready["role"] == "developer" && !knows_developer) ready["role"] = "system";
         const std::string place = place_of(i) + ".tool_calls";
         const Json calls = field(ready, "tool_calls");
         if (!calls.is_null() && calls != "" && calls != Json::array()) {
@@ -195,9 +187,7 @@ Json messages_for(const std::string& source, const Json& messages, Arguments for
 
 void check_traces(const Json& messages, const std::string& text, const Render& render) {
     Json all = Json::array();
-    for (std::size_t i = 0; i < messages.size(); ++i) {
-        all.push_back(marked(messages[i], i));
-    }
+    for (std::size_t i = 0; i < messages.size(); ++i) all.push_back(marked(messages[i], i));
     const std::set<std::string> marks = marks_in(attempt(render, all).value_or(""));
     for (std::size_t i = 0; i < messages.size(); ++i) {
         std::optional<std::size_t> first_missing;
@@ -226,18 +216,14 @@ std::vector<Json> arguments_in(const Json& messages) {
             const Json& call = message["tool_calls"][i];
             const Json& function = field(call, "function");
             const Json& arguments = field(function.is_object() ? function : call, "arguments");
-            if (!arguments.is_null()) {
-                found.push_back(arguments);
-            }
+            if (!arguments.is_null()) found.push_back(arguments);
         }
     }
     return found;
 }
 
 std::string python_json(const Json& value) {
-    if (!value.is_structured()) {
-        return value.dump();
-    }
+    if (!value.is_structured()) return value.dump();
     std::string text;
     for (const auto& [name, each] : value.items()) {
         text += text.empty() ? "" : ", ";

@@ -17,9 +17,7 @@ constexpr const char* with_tools_name = "tool_use";
 /// Return the templates of a config's `chat_template` by name: a text is the default.
 std::map<std::string, std::string> sources_of(const Json& entry) {
     std::map<std::string, std::string> sources;
-    if (entry.is_string()) {
-        sources[default_name] = entry.get<std::string>();
-    }
+    if (entry.is_string()) sources[default_name] = entry.get<std::string>();
     for (std::size_t i = 0; entry.is_array() && i < entry.size(); ++i) {
         const Json& each = entry[i];
         if (each.is_object() && each.contains("name") && each["name"].is_string() &&
@@ -36,9 +34,7 @@ Json special_tokens_of(const Json& config) {
     const auto add = [&](const std::string& name, const Json& value) {
         const Json content =
             value.is_object() && value.contains("content") ? value["content"] : value;
-        if (content.is_string()) {
-            tokens[name] = content;
-        }
+        if (content.is_string()) tokens[name] = content;
     };
     constexpr std::string_view ending = "_token";
     for (const auto& [name, value] : config.items()) {
@@ -47,9 +43,7 @@ Json special_tokens_of(const Json& config) {
         }
     }
     if (config.contains("extra_special_tokens") && config["extra_special_tokens"].is_object()) {
-        for (const auto& [name, value] : config["extra_special_tokens"].items()) {
-            add(name, value);
-        }
+        for (const auto& [name, value] : config["extra_special_tokens"].items()) add(name, value);
     }
     return tokens;
 }
@@ -78,9 +72,7 @@ void check_ends(const std::string& source, const Json& messages) {
         const Json content = messages[i].value("content", Json());
         for (const Json& part : content.is_array() ? content : Json::array({content})) {
             const Json text = part.is_object() ? part.value("text", Json()) : part;
-            if (text.is_string()) {
-                check_ends(text, i);
-            }
+            if (text.is_string()) check_ends(text, i);
         }
     }
 }
@@ -97,13 +89,9 @@ ChatTemplate::ChatTemplate(const std::filesystem::path& folder) {
         {default_name, folder / "chat_template.jinja"},
         {with_tools_name, folder / "additional_chat_templates" / "tool_use.jinja"}};
     for (const auto& [name, file] : files) {
-        if (const auto text = text_from_file(file)) {
-            sources[name] = *text;
-        }
+        if (const auto text = text_from_file(file)) sources[name] = *text;
     }
-    if (sources.empty()) {
-        sources = sources_of(config.value("chat_template", Json()));
-    }
+    if (sources.empty()) sources = sources_of(config.value("chat_template", Json()));
     for (const char* name : {default_name, with_tools_name}) {
         if (const auto found = sources.find(name); found != sources.end()) {
             sources_.emplace(name, Source{found->second, MinjaTemplate(found->second, name)});
@@ -154,18 +142,14 @@ std::string ChatTemplate::render(const Json& messages, const Json& variables) co
     try {
         text = rendered(ready);
     } catch (const Error&) {
-        if (arguments.empty()) {
-            throw;
-        }
+        if (arguments.empty()) throw;
         return with_texts();
     }
     // A template that writes arguments out as they are expects their JSON.
     const bool expects_texts = std::any_of(arguments.begin(), arguments.end(), [&](const Json& each) {
         return !each.empty() && text.find(shown(each)) != std::string::npos;
     });
-    if (expects_texts) {
-        return with_texts();
-    }
+    if (expects_texts) return with_texts();
     check_traces(ready, text, rendered);
     return text;
 }

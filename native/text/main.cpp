@@ -57,12 +57,8 @@ Json answer(const dsbd::Tokenizer& tokenizer, const std::string& folder, const s
     if (request.find("decode") != nullptr) {
         return tokenizer.decode(ids_in(request, "decode"), !request.flag("special", false));
     }
-    if (request.find("stream") != nullptr) {
-        return streamed(tokenizer, request);
-    }
-    if (request.find("chat") != nullptr) {
-        return rendered(folder, request);
-    }
+    if (request.find("stream") != nullptr) return streamed(tokenizer, request);
+    if (request.find("chat") != nullptr) return rendered(folder, request);
     const std::int64_t id = request.count("bytes");
     Json bytes = Json::array();
     for (const char byte : tokenizer.bytes_of(id)) {

@@ -27,9 +27,7 @@ Value tojson(const std::shared_ptr<Context>&, ArgumentsValue& arguments) {
         throw std::runtime_error("tojson with ensure_ascii, separators or sort_keys");
     }
     const Value indent = given(2, "indent");
-    if (indent.is_null()) {
-        return arguments.args[0].dump(-1, true);
-    }
+    if (indent.is_null()) return arguments.args[0].dump(-1, true);
     return arguments.args[0].get<Json>().dump(indent.get<int>());
 }
 

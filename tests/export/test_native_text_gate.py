@@ -1,8 +1,8 @@
 """The export tries native text where it finds the command, and writes what it found."""
 
 from dsbd_export.config import ExportConfig
+from dsbd_export.gate.native_text import VARIABLE, measured_native_text
 from dsbd_export.pipeline import export_bundle
-from dsbd_export.tokenizers.native_text import VARIABLE, measured_native_text
 from dsbd_runtime.bundle_files.manifest import MANIFEST_NAME, manifest_from_file
 
 

@@ -5,7 +5,7 @@ import json
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from dsbd_export.tokenizers.native_text import VARIABLE, measured_native_text
+from dsbd_export.gate.native_text import VARIABLE, measured_native_text
 from dsbd_runtime.text.chat_template import ChatTemplate
 from tests.native.text_command import ask, command_in, written
 from tests.runtime.test_chat_messages import LOST, TAKEN, WANTED, WRITE, call, message

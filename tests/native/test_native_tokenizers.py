@@ -1,5 +1,6 @@
 """Ids, texts, streams and bytes of the native tokenizer: Python's, or refused by name."""
 
+import copy
 import json
 import random
 import subprocess
@@ -8,7 +9,7 @@ from pathlib import Path
 import pytest
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
 
-from dsbd_export.tokenizers.native_text import VARIABLE, measured_native_text
+from dsbd_export.gate.native_text import VARIABLE, measured_native_text
 from dsbd_export.tokenizers.tokenizer_gate import PLAIN_TEXTS
 from dsbd_runtime.errors import InputError
 from dsbd_runtime.text import tokenizer as python
@@ -260,7 +261,9 @@ def mutated(content: str, rng: random.Random) -> bytes:
         while entry and isinstance(entry, dict | list):
             key = rng.choice(list(entry) if isinstance(entry, dict) else range(len(entry)))
             if not isinstance(entry[key], dict | list) or rng.random() < 0.3:
-                entry[key] = rng.choice([*odd, root.get("decoder"), root.get("normalizer")])
+                entry[key] = copy.deepcopy(
+                    rng.choice([*odd, root.get("decoder"), root.get("normalizer")])
+                )
                 break
             entry = entry[key]
     return json.dumps(root).encode()
