@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 from scripts.debian_packages import Unavailable, unpack
+from scripts.minja_header import fetch_minja
 
 PACKAGES = ("nlohmann-json3-dev", "libpcre2-dev", "libutf8proc-dev")
 HEADERS = "libonnxruntime-dev"  # of an older version, whose functions newer libraries have as well
@@ -40,6 +41,7 @@ def prefix() -> Path:
             unpack([HEADERS], place, TRIXIE)
             for link in (folder / "lib").rglob("*.so"):
                 link.unlink()  # of libraries in other packages: those with .a are linked in
+            fetch_minja(folder / "include")  # without it there are no chats
             (place / "complete").touch()
         for name in ("libonnxruntime.so", "libonnxruntime.so.1"):
             link = folder / "lib" / name

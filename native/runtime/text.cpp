@@ -5,10 +5,7 @@
 #include <utility>
 
 #include "text/stream_decoder.hpp"
-#if __has_include("text/chat_template.hpp")
 #include "text/chat_template.hpp"
-#define DSBD_CHATS
-#endif
 
 namespace dsbd {
 
@@ -146,11 +143,7 @@ public:
     }
     Ints chat(const Json& messages) const override {
         check(entry_.encodes && entry_.renders, "chats to text");
-#ifdef DSBD_CHATS
         return tokenizer_->encode(ChatTemplate(folder_).render(messages), false);
-#else
-        throw Error("chats: " + std::to_string(messages.size()));
-#endif
     }
     std::unique_ptr<TextRun> after(TokenSpan prompt_ids, bool skips_special) const override {
         if (!entry_.decodes) return nullptr;

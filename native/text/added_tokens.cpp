@@ -14,9 +14,7 @@ namespace {
 /// Return the id that the tokenizers library gives to a token, whatever the file says.
 std::int64_t id_of(const std::string& content, const Vocabulary& vocabulary,
                    const std::map<std::int64_t, AddedToken>& by_id) {
-    if (const auto id = vocabulary.id_of(content)) {
-        return *id;
-    }
+    if (const auto id = vocabulary.id_of(content)) return *id;
     const auto size = static_cast<std::int64_t>(vocabulary.size());
     return by_id.empty() ? size : std::max(by_id.rbegin()->first + 1, size);
 }
@@ -48,9 +46,7 @@ std::size_t begin_of_spaces(std::string_view text, std::size_t end) {
 std::size_t end_of_spaces(std::string_view text, std::size_t begin) {
     while (begin < text.size()) {
         const std::size_t length = scanned(text, begin).length;
-        if (!is_space(code_at(text, begin, length))) {
-            break;
-        }
+        if (!is_space(code_at(text, begin, length))) break;
         begin += length;
     }
     return begin;
@@ -90,9 +86,7 @@ AddedTokens::AddedTokens(const Json& list, const Vocabulary& vocabulary,
             }
             token.spelling = normalizer->normalized(token.content);
         }
-        if (token.is_special) {
-            special_.insert(token.content);
-        }
+        if (token.is_special) special_.insert(token.content);
         const AddedToken& added = by_id_.emplace(id, std::move(token)).first->second;
         (added.is_normalized ? normalized_ : plain_).add(added, place);
     }
@@ -108,9 +102,7 @@ void AddedTokens::Trie::add(const AddedToken& token, const std::string& where) {
     for (const char c : token.spelling) {
         const auto [found, is_new] = nodes_[node].next.emplace(c, nodes_.size());
         node = found->second;
-        if (is_new) {
-            nodes_.emplace_back();
-        }
+        if (is_new) nodes_.emplace_back();
     }
     if (node == 0 || nodes_[node].token != nullptr) {
         throw Error(where + " is '" + token.content + "', which the normalizer makes equal to " +
@@ -125,9 +117,7 @@ const AddedToken* AddedTokens::Trie::longest(std::string_view text, std::size_t 
     std::size_t node = 0;
     for (std::size_t at = begin; at < text.size(); ++at) {
         const auto found = nodes_[node].next.find(text[at]);
-        if (found == nodes_[node].next.end()) {
-            break;
-        }
+        if (found == nodes_[node].next.end()) break;
         node = found->second;
         token = nodes_[node].token != nullptr ? nodes_[node].token : token;
     }
@@ -152,15 +142,9 @@ std::vector<Piece> AddedTokens::split(const Word& word, const Trie& trie) {
         }
         Range range{at, at + token->spelling.size()};
         at = range.end;
-        if (token->is_single_word && is_within_word(text, range)) {
-            continue;
-        }
-        if (token->strips_left) {
-            range.begin = std::max(begin_of_spaces(text, range.begin), end);
-        }
-        if (token->strips_right) {
-            range.end = end_of_spaces(text, range.end);
-        }
+        if (token->is_single_word && is_within_word(text, range)) continue;
+        if (token->strips_left) range.begin = std::max(begin_of_spaces(text, range.begin), end);
+        if (token->strips_right) range.end = end_of_spaces(text, range.end);
         add_word(range.begin);
         pieces.push_back({{}, token});
         end = range.end;
@@ -177,9 +161,7 @@ std::vector<Piece> AddedTokens::split(std::string_view text, const Normalizer& n
             continue;
         }
         piece.word.text = normalizer.normalized(std::move(piece.word.text));
-        for (Piece& part : split(piece.word, normalized_)) {
-            pieces.push_back(std::move(part));
-        }
+        for (Piece& part : split(piece.word, normalized_)) pieces.push_back(std::move(part));
     }
     return pieces;
 }

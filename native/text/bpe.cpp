@@ -38,9 +38,7 @@ public:
         }
         if (const auto token = fields.text_or_null("unk_token")) {
             unknown_ = vocabulary.id_of(*token);
-            if (!unknown_) {
-                fields.refuse("unk_token", "a token of the vocabulary");
-            }
+            if (!unknown_) fields.refuse("unk_token", "a token of the vocabulary");
         }
         fuses_unknown_ = fields.flag("fuse_unk", false);
         falls_back_to_bytes_ = fields.flag("byte_fallback", false);
@@ -57,11 +55,7 @@ public:
         }
         std::vector<Symbol> symbols = symbols_of(word);
         merge(symbols);
-        for (const Symbol& symbol : symbols) {
-            if (symbol.length > 0) {
-                ids.push_back(symbol.id);
-            }
-        }
+        for (const Symbol& symbol : symbols) if (symbol.length > 0) ids.push_back(symbol.id);
     }
 
 private:
@@ -124,9 +118,7 @@ private:
                 num_unknown += character.size();
             }
         });
-        if (num_unknown > 0) {
-            add(*unknown_, num_unknown);
-        }
+        if (num_unknown > 0) add(*unknown_, num_unknown);
         return symbols;
     }
 
@@ -148,20 +140,14 @@ private:
         std::priority_queue<Entry, std::vector<Entry>, std::greater<>> queue;
         const auto push = [&](std::size_t left, std::size_t right) {
             const auto found = merges_.find(key(symbols[left].id, symbols[right].id));
-            if (found != merges_.end()) {
-                queue.emplace(found->second.rank, left, found->second.id);
-            }
+            if (found != merges_.end()) queue.emplace(found->second.rank, left, found->second.id);
         };
-        for (std::size_t i = 1; i < symbols.size(); ++i) {
-            push(i - 1, i);
-        }
+        for (std::size_t i = 1; i < symbols.size(); ++i) push(i - 1, i);
         while (!queue.empty()) {
             const auto [rank, place, id] = queue.top();
             queue.pop();
             Symbol& left = symbols[place];
-            if (left.length == 0 || left.next >= symbols.size()) {
-                continue;
-            }
+            if (left.length == 0 || left.next >= symbols.size()) continue;
             Symbol& right = symbols[left.next];
             const auto found = merges_.find(key(left.id, right.id));
             if (found == merges_.end() || found->second.id != id) {
@@ -175,9 +161,7 @@ private:
                 symbols[left.next].previous = place;
                 push(place, left.next);
             }
-            if (left.previous != none) {
-                push(left.previous, place);
-            }
+            if (left.previous != none) push(left.previous, place);
         }
     }
 

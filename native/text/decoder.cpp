@@ -32,9 +32,7 @@ void replace_all(std::string& text, std::string_view from, std::string_view to) 
 
 void byte_level(Tokens& tokens) {
     std::string bytes;
-    for (const std::string& token : tokens) {
-        bytes += bytes_from_symbols(token).value_or(token);
-    }
+    for (const std::string& token : tokens) bytes += bytes_from_symbols(token).value_or(token);
     tokens = {text_of_bytes(bytes)};
 }
 
@@ -54,14 +52,10 @@ void byte_fallback(Tokens& tokens) {
             run += *byte;
             continue;
         }
-        if (!run.empty()) {
-            end_run();
-        }
+        if (!run.empty()) end_run();
         found.push_back(token);
     }
-    if (!run.empty()) {
-        end_run();
-    }
+    if (!run.empty()) end_run();
     tokens = std::move(found);
 }
 
@@ -110,20 +104,14 @@ Step word_piece(Fields& fields) {
             if (i > 0) {
                 token = token.rfind(prefix, 0) == 0 ? token.substr(prefix.size()) : " " + token;
             }
-            for (const auto& [from, to] : cleaned) {
-                if (cleans) {
-                    replace_all(token, from, to);
-                }
-            }
+            for (const auto& [from, to] : cleaned) if (cleans) replace_all(token, from, to);
         }
     };
 }
 
 Step word_ends(Fields& fields) {
     const std::string suffix = fields.text("suffix");
-    if (suffix.empty()) {
-        fields.refuse("suffix", "a text that is not empty");
-    }
+    if (suffix.empty()) fields.refuse("suffix", "a text that is not empty");
     return [=](Tokens& tokens) {
         for (std::size_t i = 0; i < tokens.size(); ++i) {
             replace_all(tokens[i], suffix, i + 1 == tokens.size() ? "" : " ");
@@ -147,9 +135,7 @@ Step replace(Fields& fields, Kind& kind) {
                            std::string::npos;
     kind.is_by_character = !plain.empty() && scanned(plain, 0).length == plain.size();
     return [=](Tokens& tokens) {
-        for (std::string& token : tokens) {
-            token = replaced(token, pattern, content);
-        }
+        for (std::string& token : tokens) token = replaced(token, pattern, content);
     };
 }
 
@@ -160,9 +146,7 @@ Step step_of(Fields& fields, Kind& kind, TextJoints& joints) {
         fields.skip({"add_prefix_space", "trim_offsets", "use_regex"});
         return byte_level;
     }
-    if (kind.type == "ByteFallback") {
-        return byte_fallback;
-    }
+    if (kind.type == "ByteFallback") return byte_fallback;
     if (kind.type == "Fuse") {
         return [](Tokens& tokens) { tokens = {joined(tokens)}; };
     }
@@ -173,18 +157,10 @@ Step step_of(Fields& fields, Kind& kind, TextJoints& joints) {
         }
         return strip(fields);
     }
-    if (kind.type == "Replace") {
-        return replace(fields, kind);
-    }
-    if (kind.type == "Metaspace") {
-        return metaspace(fields, joints.num_dropped_spaces);
-    }
-    if (kind.type == "WordPiece") {
-        return word_piece(fields);
-    }
-    if (kind.type == "BPEDecoder") {
-        return word_ends(fields);
-    }
+    if (kind.type == "Replace") return replace(fields, kind);
+    if (kind.type == "Metaspace") return metaspace(fields, joints.num_dropped_spaces);
+    if (kind.type == "WordPiece") return word_piece(fields);
+    if (kind.type == "BPEDecoder") return word_ends(fields);
     fields.refuse("type", "a decoder that is known here");
 }
 
@@ -229,16 +205,12 @@ Decoder::Decoder(const Json& json, const std::string& where) : is_given_(!json.i
 }
 
 std::string Decoder::decoded(std::vector<std::string> tokens) const {
-    for (const auto& step : steps_) {
-        step(tokens);
-    }
+    for (const auto& step : steps_) step(tokens);
     return joined(tokens, is_given_ ? "" : " ");
 }
 
 std::optional<char> byte_of_spelling(std::string_view token) {
-    if (token.size() != 6 || token.substr(0, 3) != "<0x" || token[5] != '>') {
-        return std::nullopt;
-    }
+    if (token.size() != 6 || token.substr(0, 3) != "<0x" || token[5] != '>') return std::nullopt;
     // The tokenizers library reads "+A" as 10 as well.
     const std::string digits(token.substr(token[3] == '+' ? 4 : 3, token[3] == '+' ? 1 : 2));
     if (digits.find_first_not_of("0123456789abcdefABCDEF") != std::string::npos) {

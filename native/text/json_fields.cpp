@@ -41,23 +41,19 @@ Json json_from_text(std::string_view text, const std::string& where) {
     try {
         return Json::parse(text);
     } catch (const Json::exception& error) {
-        throw Error(where + " is not JSON (" + error.what() + "); export the bundle again");
+        throw Error(where + " is not JSON (" + text_of_bytes(error.what()) + "); export again");
     }
 }
 
 std::optional<std::string> text_from_file(const std::filesystem::path& file) {
     std::ifstream stream(file, std::ios::binary);
-    if (!stream) {
-        return std::nullopt;
-    }
+    if (!stream) return std::nullopt;
     return std::string(std::istreambuf_iterator<char>(stream), {});
 }
 
 Json json_from_file(const std::filesystem::path& file) {
     const std::optional<std::string> text = text_from_file(file);
-    if (!text) {
-        throw Error(file.string() + " cannot be read; copy or export the bundle again");
-    }
+    if (!text) throw Error(file.string() + " cannot be read; copy or export the bundle again");
     return json_from_text(*text, file.string());
 }
 
@@ -89,17 +85,13 @@ void Fields::refuse(std::string_view name, const std::string& expected) const {
 }
 
 const Json& Fields::at(std::string_view name) {
-    if (const Json* found = find(name)) {
-        return *found;
-    }
+    if (const Json* found = find(name)) return *found;
     refuse(name, "a value");
 }
 
 std::string Fields::text(std::string_view name) {
     const Json* found = find(name);
-    if (found == nullptr || !found->is_string()) {
-        refuse(name, "a text");
-    }
+    if (found == nullptr || !found->is_string()) refuse(name, "a text");
     return found->get<std::string>();
 }
 
@@ -109,20 +101,14 @@ std::optional<std::string> Fields::text_or_null(std::string_view name) {
 
 std::string Fields::character(std::string_view name) {
     const std::string found = text(name);
-    if (found.empty() || scanned(found, 0).length != found.size()) {
-        refuse(name, "one character");
-    }
+    if (found.empty() || scanned(found, 0).length != found.size()) refuse(name, "one character");
     return found;
 }
 
 bool Fields::flag(std::string_view name, std::optional<bool> otherwise) {
     const Json* found = find(name);
-    if (found == nullptr && otherwise) {
-        return *otherwise;
-    }
-    if (found == nullptr || !found->is_boolean()) {
-        refuse(name, "true or false");
-    }
+    if (found == nullptr && otherwise) return *otherwise;
+    if (found == nullptr || !found->is_boolean()) refuse(name, "true or false");
     return found->get<bool>();
 }
 
@@ -137,9 +123,7 @@ std::int64_t Fields::count(std::string_view name) {
 
 const Json& Fields::list(std::string_view name) {
     const Json* found = find(name);
-    if (found == nullptr || !found->is_array()) {
-        refuse(name, "a list");
-    }
+    if (found == nullptr || !found->is_array()) refuse(name, "a list");
     return *found;
 }
 
@@ -159,9 +143,7 @@ std::vector<std::pair<const Json*, std::string>> steps_of(const Json& component,
                                                           const std::string& where,
                                                           const std::string& list) {
     std::vector<std::pair<const Json*, std::string>> steps;
-    if (component.is_null()) {
-        return steps;
-    }
+    if (component.is_null()) return steps;
     Fields fields(component, where);
     if (fields.text("type") != "Sequence") {
         return {{&component, where}};
@@ -170,9 +152,7 @@ std::vector<std::pair<const Json*, std::string>> steps_of(const Json& component,
     fields.check_all_read();
     for (std::size_t i = 0; i < parts.size(); ++i) {
         const auto place = where + "[" + std::to_string(i) + "]";
-        for (auto& step : steps_of(parts[i], place, list)) {
-            steps.push_back(std::move(step));
-        }
+        for (auto& step : steps_of(parts[i], place, list)) steps.push_back(std::move(step));
     }
     return steps;
 }

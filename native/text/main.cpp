@@ -11,11 +11,9 @@
 #include <string>
 
 #include "../core/error.hpp"
+#include "chat_template.hpp"
 #include "stream_decoder.hpp"
 #include "tokenizer.hpp"
-#ifdef DSBD_HAS_CHATS
-#include "chat_template.hpp"
-#endif
 
 namespace {
 
@@ -44,14 +42,10 @@ Json streamed(const dsbd::Tokenizer& tokenizer, Fields& request) {
 }
 
 Json rendered(const std::string& folder, Fields& request) {
-#ifdef DSBD_HAS_CHATS
     static const dsbd::ChatTemplate chat_template(folder);
     const Json* variables = request.find("variables");
     return chat_template.render(request.at("chat"),
                                 variables == nullptr ? Json::object() : *variables);
-#else
-    request.refuse("chat", "no chat: " + folder + " is read by a build without minja");
-#endif
 }
 
 Json answer(const dsbd::Tokenizer& tokenizer, const std::string& folder, const std::string& line) {
@@ -63,12 +57,8 @@ Json answer(const dsbd::Tokenizer& tokenizer, const std::string& folder, const s
     if (request.find("decode") != nullptr) {
         return tokenizer.decode(ids_in(request, "decode"), !request.flag("special", false));
     }
-    if (request.find("stream") != nullptr) {
-        return streamed(tokenizer, request);
-    }
-    if (request.find("chat") != nullptr) {
-        return rendered(folder, request);
-    }
+    if (request.find("stream") != nullptr) return streamed(tokenizer, request);
+    if (request.find("chat") != nullptr) return rendered(folder, request);
     const std::int64_t id = request.count("bytes");
     Json bytes = Json::array();
     for (const char byte : tokenizer.bytes_of(id)) {

@@ -20,9 +20,7 @@ template <class IsDropped>
 std::string without(std::string_view text, const IsDropped& is_dropped) {
     std::string kept;
     for_each_character(text, [&](char32_t code, std::string_view character) {
-        if (!is_dropped(code)) {
-            kept += character;
-        }
+        if (!is_dropped(code)) kept += character;
     });
     return kept;
 }
@@ -73,9 +71,7 @@ std::function<std::string(std::string)> bert_normalizer(Fields& fields) {
     return [=](std::string text) {
         text = cleans ? clean_text(text) : text;
         text = spaces_chinese ? spaced_chinese(text) : text;
-        if (strips_accents) {
-            text = without(normal_form(text, NormalForm::nfd), is_accent);
-        }
+        if (strips_accents) text = without(normal_form(text, NormalForm::nfd), is_accent);
         return lowers ? lower_case(text) : text;
     };
 }
@@ -85,9 +81,7 @@ std::function<std::string(std::string)> bert_normalizer(Fields& fields) {
 Pattern::Pattern(Fields& fields) {
     Fields kind(fields.at("pattern"), fields.place("pattern"));
     if (const auto plain = kind.text_or_null("String")) {
-        if (plain->empty()) {
-            kind.refuse("String", "a text that is not empty");
-        }
+        if (plain->empty()) kind.refuse("String", "a text that is not empty");
         plain_ = *plain;
         find_ = [plain = *plain](std::string_view text) { return dsbd::find_all(text, plain); };
     } else {
@@ -111,15 +105,11 @@ std::string replaced(std::string_view text, const Pattern& pattern, std::string_
 }
 
 Normalizer::Normalizer(const Json& json, const std::string& where) {
-    for (const auto& [step, place] : steps_of(json, where, "normalizers")) {
-        add(*step, place);
-    }
+    for (const auto& [step, place] : steps_of(json, where, "normalizers")) add(*step, place);
 }
 
 std::string Normalizer::normalized(std::string text) const {
-    for (const auto& step : steps_) {
-        text = step(std::move(text));
-    }
+    for (const auto& step : steps_) text = step(std::move(text));
     return text;
 }
 

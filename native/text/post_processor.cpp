@@ -24,9 +24,7 @@ PostProcessor::PostProcessor(const Json& json, const std::string& where) {
         if (type == "ByteLevel") {  // changes offsets alone
             continue;
         }
-        if (is_read) {
-            fields.refuse("type", "one post-processor that adds tokens");
-        }
+        if (is_read) fields.refuse("type", "one post-processor that adds tokens");
         is_read = true;
         if (type == "TemplateProcessing") {
             read_template(fields);
@@ -46,16 +44,12 @@ void PostProcessor::read_template(Fields& fields) {
         Fields kind(part, fields.place("single"));
         if (kind.find("Sequence") != nullptr) {
             Fields sequence(kind.at("Sequence"), kind.where());
-            if (sequence.text("id") != "A") {
-                sequence.refuse("id", "A, the only text");
-            }
+            if (sequence.text("id") != "A") sequence.refuse("id", "A, the only text");
             parts_.push_back(text_);
         } else {
             Fields named(kind.at("SpecialToken"), kind.where());
             Fields token(tokens.at(named.text("id")), tokens.where());
-            for (const Json& id : token.list("ids")) {
-                parts_.push_back(token_id(id, token, "ids"));
-            }
+            for (const Json& id : token.list("ids")) parts_.push_back(token_id(id, token, "ids"));
         }
         kind.check_all_read();
     }
@@ -65,9 +59,7 @@ void PostProcessor::read_template(Fields& fields) {
 void PostProcessor::read_ends(Fields& fields) {
     const auto end = [&](const char* name) {
         const Json& pair = fields.list(name);
-        if (pair.size() != 2) {
-            fields.refuse(name, "a token and its id");
-        }
+        if (pair.size() != 2) fields.refuse(name, "a token and its id");
         return token_id(pair[1], fields, name);
     };
     parts_ = {end("cls"), text_, end("sep")};

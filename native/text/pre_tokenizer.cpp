@@ -73,9 +73,7 @@ enum class Behavior { isolated, removed, contiguous, merged_with_previous, merge
 std::vector<Word> split(const Word& word, const std::vector<Range>& matches, Behavior behavior,
                         bool is_inverted = false) {
     std::vector<Part> parts = parts_of(word.text, matches);
-    for (Part& part : parts) {
-        part.is_match = part.is_match != is_inverted;
-    }
+    for (Part& part : parts) part.is_match = part.is_match != is_inverted;
     if (behavior == Behavior::contiguous) {
         parts = contiguous(parts);
     } else if (behavior == Behavior::merged_with_previous) {
@@ -120,11 +118,7 @@ Behavior behavior_in(Fields& fields, const std::string& name) {
         {"MergedWithPrevious", Behavior::merged_with_previous},
         {"MergedWithNext", Behavior::merged_with_next}};
     const std::string found = fields.text(name);
-    for (const auto& [known, behavior] : behaviors) {
-        if (found == known) {
-            return behavior;
-        }
-    }
+    for (const auto& [known, behavior] : behaviors) if (found == known) return behavior;
     fields.refuse(name, "Isolated, Removed, Contiguous, MergedWithPrevious or MergedWithNext");
 }
 
@@ -134,13 +128,9 @@ Step byte_level(Fields& fields) {
     fields.skip({"trim_offsets"});
     return [adds_space, has_words, regex = Regex(gpt_2_words, fields.where())](const Word& word) {
         Word spaced = word;
-        if (adds_space && word.text.substr(0, 1) != " ") {
-            spaced.text = " " + word.text;
-        }
+        if (adds_space && word.text.substr(0, 1) != " ") spaced.text = " " + word.text;
         std::vector<Word> words{spaced};
-        if (has_words) {
-            words = split(spaced, regex.find_all(spaced.text), Behavior::isolated);
-        }
+        if (has_words) words = split(spaced, regex.find_all(spaced.text), Behavior::isolated);
         for (Word& each : words) {
             std::string symbols;
             for (const char byte : each.text) {
@@ -166,9 +156,7 @@ Step metaspace(Fields& fields, bool& asks_for_start) {
     return [=](const Word& word) {
         Word spaced = word;
         spaced.text.clear();
-        for (const char c : word.text) {
-            spaced.text += c == ' ' ? replacement : std::string(1, c);
-        }
+        for (const char c : word.text) spaced.text += c == ' ' ? replacement : std::string(1, c);
         const bool begins = spaced.text.substr(0, replacement.size()) == replacement;
         if (!begins && (scheme == "always" || (scheme == "first" && word.is_at_start))) {
             spaced.text = replacement + spaced.text;
@@ -216,9 +204,7 @@ std::optional<std::string> bytes_from_symbols(std::string_view text) {
 }
 
 PreTokenizer::PreTokenizer(const Json& json, const std::string& where) {
-    for (const auto& [step, place] : steps_of(json, where, "pretokenizers")) {
-        add(*step, place);
-    }
+    for (const auto& [step, place] : steps_of(json, where, "pretokenizers")) add(*step, place);
 }
 
 std::vector<Word> PreTokenizer::words(Word text) const {
@@ -226,9 +212,7 @@ std::vector<Word> PreTokenizer::words(Word text) const {
     for (const auto& step : steps_) {
         std::vector<Word> parts;
         for (const Word& word : words) {
-            for (Word& part : step(word)) {
-                parts.push_back(std::move(part));
-            }
+            for (Word& part : step(word)) parts.push_back(std::move(part));
         }
         words = std::move(parts);
     }

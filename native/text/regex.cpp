@@ -47,9 +47,7 @@ public:
         : pattern_(pattern), where_(where) {}
 
     std::string translated() {
-        while (at_ < pattern_.size()) {
-            translate_outside();
-        }
+        while (at_ < pattern_.size()) translate_outside();
         return out_;
     }
 
@@ -80,9 +78,7 @@ private:
         } else if (c == '{') {
             translate_count();
         } else {
-            if (c == ')' && caseless_.size() > 1) {
-                caseless_.pop_back();
-            }
+            if (c == ')' && caseless_.size() > 1) caseless_.pop_back();
             check_folding(c);
             out_ += c;
             ++at_;
@@ -97,13 +93,9 @@ private:
             const std::string_view start = rest();
             std::optional<std::string_view> found;
             for (const std::string_view kind : {"?:", "?=", "?!", "?<=", "?<!", "?>", "?i:"}) {
-                if (start.substr(0, kind.size()) == kind) {
-                    found = kind;
-                }
+                if (start.substr(0, kind.size()) == kind) found = kind;
             }
-            if (!found) {
-                refuse(std::string("(") + std::string(start.substr(0, 3)));
-            }
+            if (!found) refuse(std::string("(") + std::string(start.substr(0, 3)));
             is_caseless = is_caseless || *found == "?i:";
             out_ += *found;
             at_ += found->size();
@@ -122,9 +114,7 @@ private:
                               count.find_first_not_of("0123456789,", 1) == count.size() - 1 &&
                               std::count(count.begin(), count.end(), ',') <= 1;
         const char after = end + 1 < pattern_.size() && is_count ? pattern_[end + 1] : ' ';
-        if (!is_count || after == '?' || after == '+') {
-            refuse(count.substr(0, 20));
-        }
+        if (!is_count || after == '?' || after == '+') refuse(count.substr(0, 20));
         out_ += count;
         at_ = end + 1;
         last_ = 0;
@@ -133,16 +123,10 @@ private:
     void translate_class() {
         out_ += '[';
         ++at_;
-        if (skip("^")) {
-            out_ += '^';
-        }
-        if (rest().substr(0, 1) == "]") {
-            refuse("[]");
-        }
+        if (skip("^")) out_ += '^';
+        if (rest().substr(0, 1) == "]") refuse("[]");
         while (at_ < pattern_.size() && pattern_[at_] != ']') {
-            if (pattern_[at_] == '[' || rest().substr(0, 2) == "&&") {
-                refuse(rest().substr(0, 2));
-            }
+            if (pattern_[at_] == '[' || rest().substr(0, 2) == "&&") refuse(rest().substr(0, 2));
             if (pattern_[at_] == '\\') {
                 translate_escape(true);
             } else {
@@ -151,9 +135,7 @@ private:
             }
             last_ = 0;
         }
-        if (!skip("]")) {
-            refuse("[");
-        }
+        if (!skip("]")) refuse("[");
         out_ += ']';
     }
 
@@ -163,9 +145,7 @@ private:
         at_ += 2;
         last_ = 0;
         const auto class_of = [&](std::string_view members, bool is_negated) {
-            if (is_in_class && is_negated) {
-                refuse(start.substr(0, 2));
-            }
+            if (is_in_class && is_negated) refuse(start.substr(0, 2));
             out_ += is_in_class ? std::string(members)
                                 : (is_negated ? "[^" : "[") + std::string(members) + "]";
         };
@@ -281,9 +261,7 @@ std::vector<Range> Regex::find_all(std::string_view text) const {
             result = pcre2_match(code, subject, text.size(), start,
                                  PCRE2_NO_UTF_CHECK | PCRE2_NO_JIT, found.get(), nullptr);
         }
-        if (result == PCRE2_ERROR_NOMATCH) {
-            break;
-        }
+        if (result == PCRE2_ERROR_NOMATCH) break;
         if (result < 0) {
             throw Error("the tokenizer's regular expression fails for a text of " +
                         std::to_string(text.size()) + " bytes (PCRE2 error " +
@@ -297,9 +275,7 @@ std::vector<Range> Regex::find_all(std::string_view text) const {
             last_end = match.end;
         }
         start = match.end;
-        if (is_empty) {
-            start += start < text.size() ? scanned(text, start).length : 1;
-        }
+        if (is_empty) start += start < text.size() ? scanned(text, start).length : 1;
     }
     return matches;
 }

@@ -19,9 +19,7 @@ std::string characters(std::string_view text, std::size_t begin, std::size_t end
     std::string found;
     std::size_t index = 0;
     for_each_character(text, [&](char32_t, std::string_view character) {
-        if (index >= begin && index < end) {
-            found += character;
-        }
+        if (index >= begin && index < end) found += character;
         ++index;
     });
     return found;
@@ -41,13 +39,9 @@ std::size_t num_unfinished(const Tokenizer& tokenizer, TokenIds tokens, std::str
         }
         return count;
     }
-    if (!tokenizer.joints().joins_bytes) {
-        return 0;
-    }
+    if (!tokenizer.joints().joins_bytes) return 0;
     std::string bytes;
-    for (const std::int64_t token : tokens) {
-        bytes += tokenizer.bytes_of(token);
-    }
+    for (const std::int64_t token : tokens) bytes += tokenizer.bytes_of(token);
     return ends_within_character(bytes) ? 1 : 0;
 }
 
@@ -105,26 +99,16 @@ std::string TextWindow::text_of(TokenIds token_ids) const {
 
 std::string TextWindow::extend(TokenIds token_ids) {
     const std::size_t num_before = tokens_.size();
-    for (const std::int64_t token : token_ids) {
-        if (tokenizer_->adds_text(token)) {
-            add(token);
-        }
-    }
+    for (const std::int64_t token : token_ids) if (tokenizer_->adds_text(token)) add(token);
     return tokens_.size() == num_before ? "" : give_text();
 }
 
 std::string TextWindow::end_of_rest(std::size_t num_wanted) const {
-    if (!tokenizer_->joints().is_local) {
-        return rest();
-    }
-    if (run_.empty() || !unfinished_.empty()) {
-        return "";
-    }
+    if (!tokenizer_->joints().is_local) return rest();
+    if (run_.empty() || !unfinished_.empty()) return "";
     const std::size_t most = most_bytes * num_wanted;
     std::size_t start = run_.size() > most ? run_.size() - most : 0;
-    while ((static_cast<unsigned char>(*tokenizer_->byte_of(run_[start])) & 0xC0) == 0x80) {
-        ++start;
-    }
+    while ((static_cast<unsigned char>(*tokenizer_->byte_of(run_[start])) & 0xC0) == 0x80) ++start;
     return characters(tokenizer_->decode(joined(tokens_, TokenIds(run_).subspan(start))),
                       num_given_, end_of_text);
 }

@@ -65,9 +65,7 @@ struct Tokenizer::TextIn {
           post_processor(entry(json, "post_processor"), where + ": post_processor") {
         Fields fields(json, where);
         const auto version = fields.text_or_null("version");
-        if (version && version != "1.0") {
-            fields.refuse("version", "1.0");
-        }
+        if (version && version != "1.0") fields.refuse("version", "1.0");
         Fields model_fields(fields.at("model"), where + ": model");
         model = word_model(model_fields, out.vocabulary);
         fields.skip({"truncation", "padding", "added_tokens", "normalizer", "pre_tokenizer",
@@ -102,25 +100,19 @@ Tokenizer::Tokenizer(const std::filesystem::path& folder,
         }
     }
     for (const auto& [id, token] : out_->added.by_id()) {
-        if (token.is_special) {
-            special_token_ids_.insert(id);
-        }
+        if (token.is_special) special_token_ids_.insert(id);
     }
     const std::size_t num_tokens = out_->vocabulary.size() + out_->added.by_id().size();
     adds_text_ = std::vector<std::atomic<std::uint8_t>>(num_tokens);
     letter_ = first_letter();
-    if (bos_token_id && in_ != nullptr) {
-        read_bos_token(folder, *bos_token_id);
-    }
+    if (bos_token_id && in_ != nullptr) read_bos_token(folder, *bos_token_id);
 }
 
 Tokenizer::~Tokenizer() = default;
 
 void Tokenizer::read_bos_token(const std::filesystem::path& folder, std::int64_t bos_token_id) {
     const std::filesystem::path file = folder / "tokenizer_config.json";
-    if (!std::filesystem::exists(file)) {
-        return;
-    }
+    if (!std::filesystem::exists(file)) return;
     const Json config = json_from_file(file);
     const bool adds = config.is_object() && entry(config, "add_bos_token") == Json(true);
     const std::vector<std::int64_t> around = encode("");
@@ -130,9 +122,7 @@ void Tokenizer::read_bos_token(const std::filesystem::path& folder, std::int64_t
 }
 
 std::vector<std::int64_t> Tokenizer::encode(std::string_view text, bool add_special_tokens) const {
-    if (in_ == nullptr) {
-        throw Error("text cannot be encoded: " + encoding_refusal_);
-    }
+    if (in_ == nullptr) throw Error("text cannot be encoded: " + encoding_refusal_);
     if (!is_valid(text)) {
         throw Error("the text of " + std::to_string(text.size()) +
                     " bytes is not UTF-8; convert it before");
@@ -147,9 +137,7 @@ std::vector<std::int64_t> Tokenizer::encode(std::string_view text, bool add_spec
             in_->model->tokenize(word.text, ids);
         }
     }
-    if (!add_special_tokens) {
-        return ids;
-    }
+    if (!add_special_tokens) return ids;
     std::vector<std::int64_t> all = added_first_;
     in_->post_processor.append(ids, all);
     return all;
@@ -171,17 +159,9 @@ const TextJoints& Tokenizer::joints() const { return out_->decoder.joints(); }
 std::string Tokenizer::bytes_of(std::int64_t token_id) const {
     const AddedToken* added = out_->added.find(token_id);
     const std::string* token = added == nullptr ? out_->vocabulary.token_of(token_id) : &added->content;
-    if (token == nullptr) {
-        return "";
-    }
-    if (const auto byte = byte_of(token_id)) {
-        return std::string(1, *byte);
-    }
-    if (joints().joins_bytes) {
-        if (auto bytes = bytes_from_symbols(*token)) {
-            return *bytes;
-        }
-    }
+    if (token == nullptr) return "";
+    if (const auto byte = byte_of(token_id)) return std::string(1, *byte);
+    if (joints().joins_bytes) if (auto bytes = bytes_from_symbols(*token)) return *bytes;
     const std::int64_t ids[] = {letter_, token_id, letter_};
     const std::string before = decode({ids, 1}, false);
     const std::int64_t letters[] = {letter_, letter_};
@@ -202,9 +182,7 @@ std::string Tokenizer::piece(std::int64_t token_id) const {
 
 std::string Tokenizer::name_of(std::int64_t token_id) const {
     const std::string bytes = bytes_of(token_id);
-    if (is_valid(bytes)) {
-        return bytes.empty() ? piece(token_id) : bytes;
-    }
+    if (is_valid(bytes)) return bytes.empty() ? piece(token_id) : bytes;
     std::string name;
     for (const char byte : bytes) {
         constexpr std::string_view digits = "0123456789abcdef";
@@ -220,18 +198,14 @@ std::optional<char> Tokenizer::byte_of(std::int64_t token_id) const {
 
 bool Tokenizer::adds_text(std::int64_t token_id) const {
     const auto index = static_cast<std::size_t>(token_id);
-    if (index < adds_text_.size() && adds_text_[index] != 0) {
-        return adds_text_[index] == 2;
-    }
+    if (index < adds_text_.size() && adds_text_[index] != 0) return adds_text_[index] == 2;
     const std::int64_t ids[] = {token_id, letter_, token_id};
     const std::int64_t around[] = {letter_, token_id, letter_};
     const std::int64_t letters[] = {letter_, letter_};
     const std::string one = decode({letters, 1});
     const bool adds = decode({ids, 2}) != one || decode({ids + 1, 2}) != one ||
                       decode(around) != decode(letters);
-    if (index < adds_text_.size()) {
-        adds_text_[index] = adds ? 2 : 1;
-    }
+    if (index < adds_text_.size()) adds_text_[index] = adds ? 2 : 1;
     return adds;
 }
 
@@ -244,9 +218,7 @@ std::int64_t Tokenizer::first_letter() const {
             const bool is_separator = code >= 0x1C && code <= 0x1F;  // a space in Python
             is_text = is_text || !(is_space(code) || is_separator);
         });
-        if (is_text && text.find(replacement_character) == std::string::npos) {
-            return id;
-        }
+        if (is_text && text.find(replacement_character) == std::string::npos) return id;
     }
     return 0;
 }

@@ -33,13 +33,9 @@ Scan scanned(std::string_view bytes, std::size_t begin) {
 
 char32_t code_at(std::string_view text, std::size_t begin, std::size_t length) {
     const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[begin + i]); };
-    if (length == 1) {
-        return byte(0);
-    }
+    if (length == 1) return byte(0);
     char32_t code = byte(0) & (0xFFU >> (length + 1));
-    for (std::size_t i = 1; i < length; ++i) {
-        code = code << 6 | (byte(i) & 0x3FU);
-    }
+    for (std::size_t i = 1; i < length; ++i) code = code << 6 | (byte(i) & 0x3FU);
     return code;
 }
 
@@ -58,9 +54,7 @@ std::size_t num_characters(std::string_view text) {
 bool is_valid(std::string_view bytes) {
     for (std::size_t begin = 0; begin < bytes.size();) {
         const Scan scan = scanned(bytes, begin);
-        if (!scan.is_character) {
-            return false;
-        }
+        if (!scan.is_character) return false;
         begin += scan.length;
     }
     return true;
@@ -95,11 +89,7 @@ utf8proc_category_t category(char32_t code) {
 /// Return the range that has a character, nullptr without one. Ranges of a table are few.
 template <class Range, std::size_t size>
 const Range* range_of(char32_t code, const Range (&ranges)[size]) {
-    for (const Range& range : ranges) {
-        if (code >= range.first && code <= range.last) {
-            return &range;
-        }
-    }
+    for (const Range& range : ranges) if (code >= range.first && code <= range.last) return &range;
     return nullptr;
 }
 
@@ -179,9 +169,7 @@ char32_t later_lower_case(char32_t code) {
         {{0xA7DA, 0xA7DA}, 0xA7DB}, {{0xA7DC, 0xA7DC}, 0x19B},  {{0x10D50, 0x10D65}, 0x10D70},
         {{0x16EA0, 0x16EB8}, 0x16EBB}};
     for (const auto& [range, first] : lowered) {
-        if (code >= range.first && code <= range.last) {
-            return first + (code - range.first);
-        }
+        if (code >= range.first && code <= range.last) return first + (code - range.first);
     }
     return 0;
 }

@@ -58,9 +58,7 @@ public:
           prefix_(fields.text("continuing_subword_prefix")),
           most_characters_(static_cast<std::size_t>(fields.count("max_input_chars_per_word"))) {
         const auto unknown = vocabulary.id_of(fields.text("unk_token"));
-        if (!unknown) {
-            fields.refuse("unk_token", "a token of the vocabulary");
-        }
+        if (!unknown) fields.refuse("unk_token", "a token of the vocabulary");
         unknown_ = *unknown;
     }
 
@@ -137,13 +135,9 @@ public:
                 pieces.push_back(word.substr(start, unknown_end - start));
                 unknown_end = 0;
             }
-            if (!is_unknown) {
-                pieces.push_back(word.substr(begin, end - begin));
-            }
+            if (!is_unknown) pieces.push_back(word.substr(begin, end - begin));
         }
-        for (std::size_t i = pieces.size(); i > 0; --i) {
-            add(pieces[i - 1], ids);
-        }
+        for (std::size_t i = pieces.size(); i > 0; --i) add(pieces[i - 1], ids);
     }
 
 private:
@@ -173,9 +167,7 @@ private:
                     is_single = is_single || end == begin + width;
                 }
             }
-            if (!is_single) {
-                offer(begin, begin + width, unknown_score_, unknown_or_refused(word));
-            }
+            if (!is_single) offer(begin, begin + width, unknown_score_, unknown_or_refused(word));
             begin += width;
         }
         return best;
@@ -190,9 +182,7 @@ private:
         }
         std::vector<std::int64_t> bytes;
         for (const char byte : falls_back_to_bytes_ ? piece : "") {
-            if (const auto id = vocabulary_.id_of_byte(byte)) {
-                bytes.push_back(*id);
-            }
+            if (const auto id = vocabulary_.id_of_byte(byte)) bytes.push_back(*id);
         }
         if (bytes.size() != piece.size()) {
             bytes = {unknown_or_refused(piece)};

@@ -89,6 +89,20 @@ class ParityReport:
 
 
 @dataclass(frozen=True, kw_only=True)
+class NativeText:
+    """Whether the native library's text equals that of this one, over the texts of the export.
+
+    encodes: text to ids. decodes: ids to text. renders: chats to text; None: no chat template.
+    reason: the first difference or refusal of each; None: there is none.
+    """
+
+    encodes: bool
+    decodes: bool
+    renders: bool | None
+    reason: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModelEntry:
     """Manifest entry of one engine: all that a host needs.
 
@@ -112,6 +126,7 @@ class ModelEntry:
         encoder: encoder of an encoder-decoder, whose other fields are for its decoder; None: the
             engine reads no source.
         given: sound or pictures within prompts, whose rows an encoder gives; None: text alone.
+        native_text: of the target; None: not tried, so that the native library refuses text.
     """
 
     family: str
@@ -134,6 +149,7 @@ class ModelEntry:
     adapter: str | None = None
     encoder: EncoderEntry | None = None
     given: GivenEntry | None = None
+    native_text: NativeText | None = None
 
     @property
     def head(self) -> HeadEntry:
