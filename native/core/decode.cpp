@@ -127,7 +127,7 @@ DecodeResult finish(LoopParts& run, const Beams& beams) {
         request.ngram_pool->add_text(text);
     }
     result.stats = run.stats->stats(static_cast<std::int64_t>(first.size()));
-    if (const PromptScorer* scorer = run.target->scorer()) result.prompt_logprobs = scorer->result();
+    if (PromptScorer* scorer = run.target->scorer()) result.prompt_logprobs = scorer->result();
     return result;
 }
 

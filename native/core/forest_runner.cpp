@@ -92,7 +92,8 @@ EngineCalls<void> ForestRunner::compute(Nodes pending) {
     if (is_unread_) co_await read_prompt();
     while (!pending.empty()) {
         const auto first_slot = static_cast<std::int64_t>(view_.num_slots());
-        const Computing computing = begin_computing(features_ ? features_->ready(pending) : pending);
+        const Computing computing =
+            begin_computing(features_ ? features_->ready(pending) : pending);
         EngineCall call{role_, &view_.meter, computing.nodes.size(),
                         [this, &computing](std::size_t first_row, Forward& forward) {
                             write(computing, first_row, forward);

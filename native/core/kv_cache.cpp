@@ -7,9 +7,9 @@ namespace dsbd {
 
 namespace {
 
-/// So many rows that no view sees, and a quarter of the others, may lie between these: an unused row
-/// costs a masked column, dropping it moves those after it in every transformer layer. No quarter if
-/// rows are folded, which waits for unused ones to be dropped.
+/// So many rows that no view sees, and a quarter of the others, may lie between these: an unused
+/// row costs a masked column, dropping it moves those after it in every transformer layer. No
+/// quarter if rows are folded, which waits for unused ones to be dropped.
 constexpr std::size_t MOST_UNUSED_ROWS = 64;
 /// More unused rows than these are dropped before the cache grows, which copies it whole.
 constexpr std::size_t WORTH_DROPPING = 32;

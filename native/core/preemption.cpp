@@ -206,7 +206,9 @@ void PreemptedRows::write(std::size_t start, std::size_t size, std::size_t first
     forward.token_ids.assign(tokens_.begin() + begin, tokens_.begin() + end);
     forward.positions.assign(positions_.begin() + begin, positions_.begin() + end);
     forward.mask.reset(size, first_row + size);
-    for (std::size_t s = 0; s < size; ++s) rows_.push_back(static_cast<std::int64_t>(first_row + s));
+    for (std::size_t row = first_row; row < first_row + size; ++row) {
+        rows_.push_back(static_cast<std::int64_t>(row));
+    }
     for (std::size_t s = 0; s < size; ++s) {
         const std::int64_t position = positions_[start + s];
         for (auto row : seen_[at(slots_[start + s])]) {

@@ -30,10 +30,10 @@ double seconds_now();
 struct DecodingRequest {
     Ints prompt_ids;        // at least one token id
     DecodingConfig config;  // resolved; `eos_token_id` none: nothing ends a sequence
-    RandomGenerator random;  // its first 63-bit draw is the noise key; the rejection coupling goes on
+    RandomGenerator random;  // its first draw is the noise key; only the rejection coupling goes on
     std::shared_ptr<const StopState> stop = nullptr;  // that of the empty continuation; null: none
     Clock clock = seconds_now;
-    std::shared_ptr<Costs> costs = nullptr;  // of both engines; draft policy "throughput" needs them
+    std::shared_ptr<Costs> costs = nullptr;  // of engine calls, for draft policy "throughput"
     std::shared_ptr<AcceptanceEstimator> estimator = nullptr;  // of earlier requests; is updated
     std::shared_ptr<NGramPool> ngram_pool = nullptr;  // texts of earlier requests; this is added
     std::function<std::size_t()> num_sharers = [] { return std::size_t{1}; };  // of engine calls

@@ -50,8 +50,7 @@ void check_decodable(const DecodingRequest& request, const EngineSpec& target,
 LoopParts::LoopParts(DecodingRequest& given, CacheView& target_view, CacheView* draft_view)
     : request(given),
       config(given.config),
-      forest((check_decodable(given, target_view.spec(), draft_view ? &draft_view->spec() : nullptr),
-              make_forest(target_view.spec().vocab_size))),
+      forest(make_forest(target_view.spec(), draft_view ? &draft_view->spec() : nullptr)),
       agreement(hypotheses),
       builder(forest, hypotheses, config.replacement) {
     const std::size_t num_rows = expected_rows(request.prompt_ids.size(), config);
@@ -67,10 +66,12 @@ LoopParts::LoopParts(DecodingRequest& given, CacheView& target_view, CacheView* 
     make_drafter();
 }
 
-Forest LoopParts::make_forest(std::size_t vocab_size) {
+Forest LoopParts::make_forest(const EngineSpec& target_spec, const EngineSpec* draft_spec) {
+    check_decodable(request, target_spec, draft_spec);
     if (config.processes_logits()) {
         processing_ = std::make_unique<RequestProcessing>(config, config.constraint.get(),
-                                                          request.prompt_ids, vocab_size);
+                                                          request.prompt_ids,
+                                                          target_spec.vocab_size);
     }
     if (config.has_ngram_drafter()) {
         ngram_ = std::make_unique<NGramDrafter>(request.prompt_ids, request.ngram_pool.get(),

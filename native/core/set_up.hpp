@@ -68,7 +68,7 @@ public:
     std::unique_ptr<ForestRunner> target;
     std::unique_ptr<ForestRunner> draft_runner;  // null without a draft model
     std::vector<ForestRunner*> runners;          // both
-    std::vector<ForestRunner*> lockstep;  // that compute the prompt part by part, as the target does
+    std::vector<ForestRunner*> lockstep;  // compute the prompt part by part, as the target does
     std::unique_ptr<SelectionRule> rule;
     std::optional<StatsRecorder> stats;
     std::size_t num_descendants = 0;  // nodes below the beams that pruning leaves at most
@@ -76,7 +76,7 @@ public:
     const TopTokens* tops() const { return tops_ ? &*tops_ : nullptr; }
 
 private:
-    Forest make_forest(std::size_t vocab_size);
+    Forest make_forest(const EngineSpec& target_spec, const EngineSpec* draft_spec);
     void make_runners(CacheView& target_view, CacheView* draft_view);
     std::unique_ptr<SelectionRule> make_rule();
     std::unique_ptr<DraftPolicy> make_policy();

@@ -18,7 +18,7 @@
 
 namespace {
 
-constexpr std::size_t NUM_ROWS = 512, REPEATS = 30, NUM_TOKENS = 128;
+constexpr std::size_t NUM_ROWS = 64, REPEATS = 30, NUM_TOKENS = 128;
 
 /// Rows of logits, as a head returns them: normal numbers, of which the draft's are a little off.
 class Pool {
@@ -76,9 +76,9 @@ public:
         result.logits.num_top = pool_.num_top;
         ids_.clear(), logits_.clear(), sums_.clear();
         for (auto s : forward.logit_rows) {
-            const auto token = static_cast<std::uint64_t>(forward.token_ids[static_cast<std::size_t>(s)]);
-            const auto position = forward.positions[static_cast<std::size_t>(s)];
-            const std::size_t row = dsbd::child_key(token, position) % NUM_ROWS;
+            const auto node = static_cast<std::size_t>(s);
+            const auto token = static_cast<std::uint64_t>(forward.token_ids[node]);
+            const std::size_t row = dsbd::child_key(token, forward.positions[node]) % NUM_ROWS;
             const auto begin = static_cast<std::ptrdiff_t>(row * pool_.width());
             const auto end = begin + static_cast<std::ptrdiff_t>(pool_.width());
             logits_.insert(logits_.end(), pool_.logits.begin() + begin, pool_.logits.begin() + end);

@@ -62,7 +62,7 @@ public:
             tokens_.push_back(forward.token_ids[s]);
             positions_.push_back(forward.positions[s]);
         }
-        if (forward.mask.num_columns() != num_rows()) throw std::logic_error("mask of another width");
+        if (forward.mask.num_columns() != num_rows()) throw std::logic_error("width of the mask");
         rows_.clear();
         paths_.clear();
         for (std::size_t s = 0; s < forward.num_new(); ++s) paths_.push_back(path(forward, s));
@@ -71,7 +71,9 @@ public:
         if (spec_.reads_features) result.features = std::make_shared<TableFeatures>(false, paths_);
         if (!forward.feature_rows.empty()) {
             std::vector<Ints> asked;
-            for (auto row : forward.feature_rows) asked.push_back(paths_.at(static_cast<std::size_t>(row)));
+            for (auto row : forward.feature_rows) {
+                asked.push_back(paths_.at(static_cast<std::size_t>(row)));
+            }
             result.features = std::make_shared<TableFeatures>(true, std::move(asked));
         }
         return result;
@@ -113,8 +115,9 @@ private:
     static const TableFeatures* parents_of(const Forward& forward, std::size_t s) {
         const std::int64_t source = forward.parent_features.sources.at(s);
         if (source == ParentFeatures::ZEROS) return nullptr;
-        const auto& forwards = forward.parent_features.forwards;
-        return dynamic_cast<const TableFeatures*>(forwards.at(static_cast<std::size_t>(source)).get());
+        const auto number = static_cast<std::size_t>(source);
+        const Features& features = *forward.parent_features.forwards.at(number);
+        return dynamic_cast<const TableFeatures*>(&features);
     }
 
     Ints seen_path(const Forward& forward, std::size_t s) const {
