@@ -43,6 +43,7 @@ from dsbd_ort.decoding.result import IterationOutput
 from dsbd_ort.decoding.top_tokens import TokenLogprobs
 from tests.decoding.feature_tables import TableDraft
 from tests.decoding.top_table import candidates_of
+from tests.native.law_cases import check_portable
 from tests.robustness.whole_requests import NO_DRAFT, WholeRequest, whole_requests
 
 STATS = (
@@ -336,6 +337,7 @@ def with_tries(case: Case, rng: np.random.Generator) -> Case:
 
 
 def main(folder: Path, number: int, seed_number: int) -> None:
+    check_portable()
     requests, refused = [], []
     for request in drawn_requests(number, seed_number):
         try:
