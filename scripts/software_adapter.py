@@ -10,11 +10,12 @@ import ctypes
 import os
 import platform
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import filelock
+
+from scripts.debian_packages import Unavailable, unpack
 
 PACKAGE = "chromium-common"
 LOADER = "libvulkan.so.1"
@@ -22,11 +23,6 @@ DRIVER = "vk_swiftshader_icd.json"
 OWN = "own"
 _FILES = (DRIVER, "libvk_swiftshader.so", LOADER)
 _ROOT = Path(__file__).parents[1]
-_LONGEST_REASON = 300
-
-
-class Unavailable(Exception):
-    """Why the adapter cannot be had here; tests are skipped with it."""
 
 
 def folder() -> Path:
@@ -46,9 +42,6 @@ def variables() -> dict[str, str]:
         return {}
     if sys.platform != "linux" or platform.machine() != "x86_64":
         raise Unavailable(f"the adapter is for Linux on x86-64, this is {platform.platform()}")
-    for tool in ("apt-get", "dpkg-deb", "tar"):
-        if shutil.which(tool) is None:
-            raise Unavailable(f"there is no {tool}, which brings the adapter out of {PACKAGE}")
     place = folder().resolve()
     place.mkdir(parents=True, exist_ok=True)
     with filelock.FileLock(place / "lock"):
@@ -72,34 +65,16 @@ def put_in_place() -> None:
 
 
 def _download(place: Path) -> None:
-    """Take the files out of the package; apt's lists are made anew, in a folder of their own."""
+    """Take the files out of the package."""
     partial = place / "partial"
     shutil.rmtree(partial, ignore_errors=True)
-    for name in ("state/lists/partial", "cache/archives/partial", "driver"):
-        (partial / name).mkdir(parents=True)
-    options = [f"Dir::State={partial}/state", f"Dir::Cache={partial}/cache"]
-    options += ["Dir::State::status=/var/lib/dpkg/status", "Acquire::Languages=none"]
-    apt = ["apt-get", "-qq", *(word for option in options for word in ("-o", option))]
-    _run([*apt, "update"], partial, is_needed=False)  # a list that is not needed may be missing
-    _run([*apt, "download", PACKAGE], partial)
-    (package,) = partial.glob("*.deb")
-    (partial / "data.tar").write_bytes(_run(["dpkg-deb", "--fsys-tarfile", package.name], partial))
-    names = [f"./usr/lib/chromium/{name}" for name in _FILES]
-    _run(["tar", "-xf", "data.tar", "-C", "driver", "--strip-components=4", *names], partial)
+    partial.mkdir()
+    unpack([PACKAGE], partial)
+    (partial / "driver").mkdir()
+    for name in _FILES:
+        (partial / "usr" / "lib" / "chromium" / name).rename(partial / "driver" / name)
     (partial / "driver").rename(place / "driver")
     shutil.rmtree(partial)
-
-
-def _run(command: list[str], place: Path, is_needed: bool = True) -> bytes:
-    """Return the output of a command."""
-    try:
-        done = subprocess.run(command, cwd=place, capture_output=True, timeout=120)
-    except subprocess.TimeoutExpired as error:
-        raise Unavailable(f"{command[0]} took over {error.timeout:.0f} s") from error
-    if done.returncode and is_needed:
-        reason = " ".join(done.stderr.decode(errors="replace").split())[-_LONGEST_REASON:]
-        raise Unavailable(f"{command[0]} cannot give {PACKAGE}: {reason}")
-    return done.stdout
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ LINKS = [  # (file, link, as the site has it)
     ("README.md", "![a](docs/images/x.png)", "![a](images/x.png)"),
     ("README.md", "[a](docs/run.md#stop-strings)", "[a](run.md#stop-strings)"),
     ("README.md", "[a](CONTRIBUTING.md)", "[a](CONTRIBUTING.md)"),
-    ("README.md", "[a host](examples/cpp)", "a host"),
+    ("README.md", "[a host](examples/native)", "a host"),
     ("CONTRIBUTING.md", "[a](README.md#license)", "[a](index.md#license)"),
     ("docs/performance.md", "[a](../lab/results/calls.md#x)", "[a](lab/results/calls.md#x)"),
     ("lab/README.md", "[a](results/calls.md)", "[a](results/calls.md)"),

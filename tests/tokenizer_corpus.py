@@ -43,7 +43,7 @@ _BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 _DEEPSEEK_BEGIN = "<\uff5cbegin\u2581of\u2581sentence\uff5c>"
 _DEEPSEEK_END = "<\uff5cend\u2581of\u2581sentence\uff5c>"
 _DEEPSEEK_PAD = "<\uff5cpad\uff5c>"
-_LLAMA_3_WORDS = (
+LLAMA_3_WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
@@ -269,7 +269,7 @@ def gpt_2() -> Tokenizer:
 def llama_3() -> Tokenizer:
     """Byte-level BPE, words by a regular expression, its begin token put first."""
     backend = _byte_level(["<|begin_of_text|>", "<|end_of_text|>"])
-    words = pre_tokenizers.Split(Regex(_LLAMA_3_WORDS), behavior="isolated")
+    words = pre_tokenizers.Split(Regex(LLAMA_3_WORDS), behavior="isolated")
     bytes_ = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.pre_tokenizer = pre_tokenizers.Sequence([words, bytes_])
     byte_offsets = processors.ByteLevel(trim_offsets=False)

@@ -24,6 +24,7 @@ from dsbd_export.checkpoints.checkpoint import Checkpoint, limited_threads
 from dsbd_export.checkpoints.checkpoint_files import convert_weights
 from dsbd_export.config import EXACT, FUSED, GROUPED, INT8_ROWS, ExportConfig, ModelOptions
 from dsbd_export.errors import ExportError
+from dsbd_export.gate.native_text import measured_native_text
 from dsbd_export.gate.parity import advice, measured_parity, parity_limit, refusal
 from dsbd_export.gate.refused_bundle import keep_refused
 from dsbd_export.gate.unwritten_bundle import NOT_MEASURED, unwritten_bundle
@@ -99,7 +100,9 @@ def export_bundle(
         new_bundle(config.output) as folder,
     ):
         write_tokenizer_files(target, folder, report)  # early: it may be refused
+        native_text = measured_native_text(folder, target.bos_token_id, report)
         target_entry = export_model(target, folder, config, report, source_of)
+        target_entry = replace(target_entry, native_text=native_text)
         draft_entry = None
         if draft is not None:
             draft_entry = export_model(

@@ -207,11 +207,6 @@ class CountingTokenizer(Tokenizer):
         self.num_decoded += len(token_ids)
         return super().decode(token_ids)
 
-    @property
-    def vocab_size(self) -> int:
-        """Return the number of its tokens."""
-        return int(self._backend.get_vocab_size())
-
 
 def saved(backend: tokenizers.Tokenizer, folder: Path) -> CountingTokenizer:
     """Return a tokenizer as a bundle in ``folder`` has it."""

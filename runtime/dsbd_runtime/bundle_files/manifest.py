@@ -90,6 +90,20 @@ class ParityReport:
 
 
 @dataclass(frozen=True, kw_only=True)
+class NativeText:
+    """Whether the native library's text equals that of this one, over the texts of the export.
+
+    encodes: text to ids. decodes: ids to text. renders: chats to text; None: no chat template.
+    reason: the first difference or refusal of each; None: there is none.
+    """
+
+    encodes: bool
+    decodes: bool
+    renders: bool | None
+    reason: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModelEntry:
     """Manifest entry of one engine: all that a host needs.
 
@@ -114,6 +128,7 @@ class ModelEntry:
             engine reads no source.
         given: sound or pictures within prompts, whose rows an encoder gives; None: text alone.
         form: operators of the graphs, one of ``FORMS``; None: portable, or made by version 0.1.
+        native_text: of the target; None: not tried, so that the native library refuses text.
     """
 
     family: str
@@ -137,6 +152,7 @@ class ModelEntry:
     encoder: EncoderEntry | None = None
     given: GivenEntry | None = None
     form: str | None = None
+    native_text: NativeText | None = None
 
     @property
     def head(self) -> HeadEntry:

@@ -180,6 +180,11 @@ class Tokenizer:
         piece: str | None = self._backend.id_to_token(int(token_id))
         return f"<{token_id}>" if piece is None else piece
 
+    @property
+    def vocab_size(self) -> int:
+        """Number of tokens, added ones included; with holes, ids may be larger."""
+        return int(self._backend.get_vocab_size())
+
     @functools.cached_property
     def special_token_ids(self) -> frozenset[int]:
         """The tokens that are no text, such as the end of a sequence."""
@@ -238,7 +243,7 @@ class Tokenizer:
     @functools.cached_property
     def letter(self) -> int:
         """The first token that is text by itself, not part of a character."""
-        for token_id in range(self._backend.get_vocab_size()):
+        for token_id in range(self.vocab_size):
             text = self.decode((token_id,))
             if text.strip() and "\N{REPLACEMENT CHARACTER}" not in text:
                 return token_id

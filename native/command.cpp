@@ -1,0 +1,221 @@
+// dsbd_native BUNDLE --prompt TEXT: continue prompts with a bundle, without Python.
+#include <atomic>
+#include <cstdint>
+#include <fstream>
+#include <iostream>
+#include <optional>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "dsbd_native.h"
+
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr const char* USAGE =
+    "usage: dsbd_native BUNDLE (--prompt TEXT | --ids 1,2,3 | --input FILE.jsonl) [--json] [--stats]\n"
+    "           [--concurrency N] [--threads N] [--settings JSON] [--OPTION VALUE ...]\n"
+    "  --prompt, --ids   continue a text, or token ids; prints the text, or with ids the new ids\n"
+    "  --input           a request a line: \"prompt\", \"ids\" or \"messages\", and options; - is stdin\n"
+    "  --json            print each answer as one object, as dsbd-run does\n"
+    "  --stats           print the statistics to stderr\n"
+    "  --concurrency     requests of --input that run together; usual: 1\n"
+    "  --settings        of dsbd_open, see dsbd_native.h; --threads N: {\"num_threads\": N}\n"
+    "  --OPTION VALUE    an option of dsbd-run, such as --num-beams 4 or --stop-strings '[\"\\n\"]'";
+
+/// An error that the user can fix; it ends the program with exit code 2.
+struct UsageError : std::runtime_error {
+    using std::runtime_error::runtime_error;
+};
+
+/// One request: its prompt, and its options as JSON.
+struct Request {
+    std::optional<std::string> prompt, messages;
+    std::vector<std::int64_t> ids;
+    std::string options;
+};
+
+struct CommandLine {
+    std::string bundle, input;
+    Request request;
+    Json settings = Json::object(), options = Json::object();
+    bool is_json = false, has_stats = false;
+    std::size_t concurrency = 1;
+};
+
+void check(dsbd_status status) {
+    if (status != DSBD_OK) throw UsageError(dsbd_last_error());
+}
+
+/// A value of the command line: JSON if it is some, else a text.
+Json value_of(const std::string& text) {
+    const Json parsed = Json::parse(text, nullptr, false);
+    return parsed.is_discarded() ? Json(text) : parsed;
+}
+
+void set_value(CommandLine& found, const std::string& name, const std::string& text) {
+    if (name == "--prompt") {
+        found.request.prompt = text;
+    } else if (name == "--ids") {
+        const Json ids = value_of("[" + text + "]");
+        if (!ids.is_array()) throw UsageError("--ids is '" + text + "'; expected 1,2,3");
+        found.request.ids = ids.get<std::vector<std::int64_t>>();
+    } else if (name == "--input") {
+        found.input = text;
+    } else if (name == "--settings") {
+        found.settings.update(Json::parse(text));
+    } else if (name == "--threads") {
+        found.settings["num_threads"] = value_of(text);
+    } else if (name == "--concurrency") {
+        found.concurrency = value_of(text).get<std::size_t>();
+    } else {
+        std::string option = name.substr(2);
+        for (char& c : option) c = c == '-' ? '_' : c;
+        found.options[option] = value_of(text);
+    }
+}
+
+CommandLine command_line_of(const std::vector<std::string>& arguments) {
+    CommandLine found;
+    for (std::size_t i = 0; i < arguments.size(); ++i) {
+        const std::string& name = arguments[i];
+        if (name.rfind("--", 0) != 0) {
+            if (!found.bundle.empty()) throw UsageError("a second bundle, " + name);
+            found.bundle = name;
+        } else if (name == "--json") {
+            found.is_json = true;
+        } else if (name == "--stats") {
+            found.has_stats = true;
+        } else if (i + 1 == arguments.size()) {
+            throw UsageError(name + " has no value\n" + USAGE);
+        } else {
+            set_value(found, name, arguments[++i]);
+        }
+    }
+    const bool has_ids = !found.request.ids.empty(), has_input = !found.input.empty();
+    if (found.bundle.empty() || found.request.prompt.has_value() + has_ids + has_input != 1) {
+        throw UsageError(std::string("expected a bundle, and one of --prompt, --ids and --input\n") +
+                         USAGE);
+    }
+    found.settings["max_requests"] = std::max<std::size_t>(found.concurrency, 1);
+    found.request.options = found.options.dump();
+    return found;
+}
+
+/// Return the result of a request in JSON.
+std::string answered(dsbd_pipeline* pipeline, const Request& given, dsbd_on_step on_step) {
+    dsbd_request request{};
+    request.options = given.options.c_str();
+    request.on_step = on_step;
+    if (given.prompt) {
+        request.prompt = given.prompt->c_str();
+    } else if (given.messages) {
+        request.messages = given.messages->c_str();
+    } else {
+        request.prompt_ids = given.ids.data();
+        request.num_prompt_ids = given.ids.size();
+    }
+    char* result = nullptr;
+    check(dsbd_generate(pipeline, &request, &result));
+    std::string text(result);
+    dsbd_free(result);
+    return text;
+}
+
+int print_text(const dsbd_step* step, void*) {
+    std::cout << std::string_view(step->text, step->num_text_bytes) << std::flush;
+    return 0;
+}
+
+void answer_one(dsbd_pipeline* pipeline, const CommandLine& command) {
+    const bool streams = command.request.prompt && !command.is_json;
+    const std::string result =
+        answered(pipeline, command.request, streams ? print_text : nullptr);
+    const Json object = Json::parse(result);
+    if (command.is_json) {
+        std::cout << result;
+    } else if (!streams) {
+        const Json ids = object["sequences"][0]["token_ids"];
+        for (std::size_t i = 0; i < ids.size(); ++i) std::cout << (i ? "," : "") << ids[i];
+    }
+    std::cout << std::endl;
+    if (command.has_stats) std::cerr << object["stats"].dump() << std::endl;
+}
+
+/// The request of a line of --input, whose options override those of the command line.
+Request request_of(const std::string& line, const Json& options) {
+    Json given = Json::parse(line);
+    Request request;
+    if (given.contains("prompt")) request.prompt = given["prompt"].get<std::string>();
+    if (given.contains("messages")) request.messages = given["messages"].dump();
+    if (given.contains("ids")) request.ids = given["ids"].get<std::vector<std::int64_t>>();
+    for (const char* name : {"prompt", "messages", "ids", "id"}) given.erase(name);
+    Json all = options;
+    all.update(given);
+    request.options = all.dump();
+    return request;
+}
+
+std::string answer_to_line(dsbd_pipeline* pipeline, const std::string& line, const Json& options) {
+    try {
+        return answered(pipeline, request_of(line, options), nullptr);
+    } catch (const UsageError& error) {
+        return Json{{"version", 1}, {"error", error.what()}}.dump();
+    } catch (const nlohmann::json::exception& error) {
+        return Json{{"version", 1}, {"error", error.what()}}.dump();
+    }
+}
+
+/// Answer every line, so many at a time, in their order.
+void answer_file(dsbd_pipeline* pipeline, const CommandLine& command) {
+    std::ifstream file;
+    if (command.input != "-") {
+        file.open(command.input);
+        if (!file) throw UsageError("cannot read " + command.input);
+    }
+    std::vector<std::string> lines;
+    for (std::string line; std::getline(command.input == "-" ? std::cin : file, line);) {
+        if (line.find_first_not_of(" \t\r") != std::string::npos) lines.push_back(line);
+    }
+    std::vector<std::string> answers(lines.size());
+    std::atomic<std::size_t> next = 0;
+    const auto work = [&] {
+        for (std::size_t i = next++; i < lines.size(); i = next++) {
+            answers[i] = answer_to_line(pipeline, lines[i], command.options);
+        }
+    };
+    std::vector<std::jthread> threads;
+    for (std::size_t i = 0; i < command.concurrency; ++i) threads.emplace_back(work);
+    threads.clear();  // waits for them
+    for (const std::string& answer : answers) std::cout << answer << '\n';
+    std::cout << std::flush;
+}
+
+}  // namespace
+
+int main(int num_arguments, char** arguments) {
+    try {
+        const CommandLine command = command_line_of({arguments + 1, arguments + num_arguments});
+        dsbd_pipeline* pipeline = nullptr;
+        check(dsbd_open(command.bundle.c_str(), command.settings.dump().c_str(), &pipeline));
+        if (command.input.empty()) {
+            answer_one(pipeline, command);
+        } else {
+            answer_file(pipeline, command);
+        }
+        check(dsbd_close(pipeline));
+        return 0;
+    } catch (const UsageError& error) {
+        std::cerr << "dsbd_native: " << error.what() << std::endl;
+        return 2;
+    } catch (const nlohmann::json::exception& error) {
+        std::cerr << "dsbd_native: a value is no JSON of its type: " << error.what() << std::endl;
+        return 2;
+    }
+}

@@ -1,0 +1,260 @@
+// The options of one request: checked against each other, and read from resolved values.
+#include "config.hpp"
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include "error.hpp"
+#include "option_defaults.hpp"
+#include "option_table.hpp"
+
+namespace dsbd {
+namespace {
+
+using options::Chosen;
+using options::Json;
+using options::shown;
+using enum options::Option;
+
+constexpr int MOST_NESTED = 100;
+constexpr std::size_t MOST_NODES = 16'384;  // of a forest, whose mask has a cell for every pair
+
+template <class T>
+void take(const Json& value, T& field) {
+    field = value.get<T>();
+}
+template <class T>
+void take(const Json& value, std::optional<T>& field) {
+    field = value.is_null() ? std::optional<T>() : value.get<T>();
+}
+template <class T>
+T named(const Json& value, std::initializer_list<const char*> names) {
+    const auto found = std::find(names.begin(), names.end(), value.get_ref<const std::string&>());
+    return static_cast<T>(found - names.begin());
+}
+
+void take_drafting(const Chosen& chosen, DecodingConfig& config) {
+    if (!chosen[coupling].is_null()) {
+        config.coupling = named<Coupling>(chosen[coupling], {"gumbel", "rejection"});
+    }
+    config.width_policy = named<WidthPolicy>(chosen[width_policy], {"fixed", "threshold"});
+    take(chosen[min_beams], config.min_beams);
+    take(chosen[accept_threshold], config.accept_threshold);
+    config.drafter =
+        named<DrafterKind>(chosen[drafter], {"model", "ngram", "model+ngram", "none"});
+    if (chosen[predicted_text].is_string()) take(chosen[predicted_text], config.predicted_text);
+    take(chosen[predicted_token_ids], config.predicted_token_ids);
+    config.draft_policy = named<PolicyKind>(chosen[draft_policy], {"fixed", "throughput"});
+    take(chosen[draft_length], config.draft_length);
+    take(chosen[draft_beams], config.draft_beams);
+    config.memory = named<Memory>(chosen[memory], {"forest", "single"});
+    take(chosen[replacement], config.replacement);
+    take(chosen[joint_threshold], config.joint_threshold);
+    take(chosen[joint_tokens], config.joint_tokens);
+    take(chosen[joint_beams], config.joint_beams);
+}
+
+void take_processing(const Chosen& chosen, DecodingConfig& config) {
+    take(chosen[repetition_penalty], config.repetition_penalty);
+    take(chosen[presence_penalty], config.presence_penalty);
+    take(chosen[frequency_penalty], config.frequency_penalty);
+    take(chosen[no_repeat_ngram_size], config.no_repeat_ngram_size);
+    take(chosen[encoder_no_repeat_ngram_size], config.encoder_no_repeat_ngram_size);
+    take(chosen[bad_words_ids], config.bad_words_ids);
+    take(chosen[logit_bias], config.logit_bias);
+    take(chosen[suppress_tokens], config.suppress_tokens);
+    take(chosen[begin_suppress_tokens], config.begin_suppress_tokens);
+    take(chosen[no_timestamps_token_id], config.no_timestamps_token_id);
+    take(chosen[max_initial_timestamp_index], config.max_initial_timestamp_index);
+    take(chosen[last_timestamp_token_id], config.last_timestamp_token_id);
+    take(chosen[min_new_tokens], config.min_new_tokens);
+    take(chosen[forced_bos_token_id], config.forced_bos_token_id);
+    take(chosen[forced_eos_token_id], config.forced_eos_token_id);
+    if (const Json& trie = chosen[constraint]; !trie.is_null()) {
+        take(trie["trie"], config.trie_file);
+        config.trie_end = trie.value("end", "");
+    }
+}
+
+void take_others(const Chosen& chosen, DecodingConfig& config) {
+    take(chosen[num_beams], config.num_beams);
+    take(chosen[temperature], config.temperature);
+    take(chosen[top_k], config.top_k);
+    take(chosen[top_p], config.top_p);
+    take(chosen[min_p], config.min_p);
+    take(chosen[typical_p], config.typical_p);
+    take(chosen[max_new_tokens], config.max_new_tokens);
+    if (!chosen[seed].is_null()) config.seed = chosen[seed].get<std::uint64_t>();
+    take(chosen[num_return_sequences], config.num_return_sequences);
+    take(chosen[length_penalty], config.length_penalty);
+    const Json& stopping = chosen[early_stopping];
+    config.early_stopping = stopping == "never" ? EarlyStopping::never
+                            : stopping == true  ? EarlyStopping::yes
+                                                : EarlyStopping::no;
+    take(chosen[stop_strings], config.stop_strings);
+    take(chosen[eos_token_id], config.eos_token_id);
+    take(chosen[top_logprobs], config.top_logprobs);
+    take(chosen[prompt_logprobs], config.prompt_logprobs);
+    take(chosen[skip_special_tokens], config.skip_special_tokens);
+}
+
+std::int64_t smallest_width(const Chosen& o) {
+    return o.whole(o[min_beams].is_null() ? num_beams : min_beams);
+}
+
+void check_widths(const Chosen& o) {
+    const Strategy& row = o.row();
+    if (row.rule == Rule::sample && o[temperature] == 0.0) {
+        throw Error("temperature is 0, but strategy " + std::string(row.name) +
+                    " samples; use more than 0, leave strategy out, or use its counterpart " +
+                    std::string(row.at_zero));
+    }
+    const std::int64_t smallest = smallest_width(o), returned = o.whole(num_return_sequences);
+    if (smallest > o.whole(num_beams)) {
+        throw Error("min_beams is " + shown(o[min_beams]) + ", more than num_beams " +
+                    shown(o[num_beams]) + "; lower it");
+    }
+    if (returned > smallest) {
+        throw Error("num_return_sequences is " + std::to_string(returned) + ", but as few as " +
+                    std::to_string(smallest) +
+                    " beams may be kept; lower it, or raise num_beams or min_beams");
+    }
+    if (o[memory] == "single" && returned > 1) {
+        throw Error("num_return_sequences is " + std::to_string(returned) +
+                    ", but memory 'single' ends with one beam; use 1 or memory 'forest'");
+    }
+}
+
+/// Refuse rules of times without a time, and with a constraint, which hides some tokens.
+void check_times(const Chosen& o) {
+    const Json &last = o[last_timestamp_token_id], &times = o[no_timestamps_token_id];
+    if (!last.is_null() && last <= (times.is_null() ? Json(0) : times)) {
+        throw Error("last_timestamp_token_id is " + shown(last) +
+                    ", expected a token after no_timestamps_token_id " + shown(times) +
+                    "; leave it out if all tokens after that are times");
+    }
+    if (!times.is_null() && !o[constraint].is_null()) {
+        throw Error("no_timestamps_token_id is " + shown(times) +
+                    ", whose rules compare the times with all other tokens, and constraint is "
+                    "given, which leaves some of them out; leave out one");
+    }
+}
+
+void check_draft_beams(const Chosen& o) {
+    const auto widths = o[draft_beams].get<Ints>();
+    if (widths.size() != o[draft_length].get<std::size_t>()) {
+        throw Error("draft_beams " + shown(o[draft_beams], true) + " has " +
+                    std::to_string(widths.size()) + " layers, draft_length is " +
+                    shown(o[draft_length]) + "; give one number per layer or one for all");
+    }
+    const std::int64_t smallest = smallest_width(o);
+    const auto narrowest = std::min_element(widths.begin(), widths.end());
+    if (narrowest != widths.end() && *narrowest < smallest) {
+        throw Error("draft_beams has a layer of " + std::to_string(*narrowest) +
+                    ", narrower than " + std::to_string(smallest) +
+                    ", the fewest beams that are kept: it could never be accepted; widen it, or "
+                    "lower min_beams with width_policy 'threshold'");
+    }
+    const auto sum = std::accumulate(widths.begin(), widths.end(), std::int64_t{0});
+    if (sum > static_cast<std::int64_t>(MOST_NODES)) {
+        throw Error("draft_beams and draft_length make a forest of " + std::to_string(sum) +
+                    " candidates; expected at most " + std::to_string(MOST_NODES) +
+                    ": lower one of them");
+    }
+}
+
+/// Refuse options that let the output depend on how much was drafted, or forbid a draft.
+void check_throughput(const Chosen& o) {
+    const std::tuple<options::Option, const char*, bool> needed[] = {
+        {coupling, "'gumbel'", o[coupling] != "rejection"},
+        {width_policy, "'fixed'", o[width_policy] == "fixed"},
+        {memory, "'forest'", o[memory] == "forest"},
+        {replacement, "False", o[replacement] == false},
+    };
+    for (const auto& [field, wanted, is_met] : needed) {
+        if (is_met) continue;
+        throw Error(row_of(field).name + " is " + shown(o[field]) +
+                    ", but draft_policy 'throughput' needs an output that does not depend on the "
+                    "draft: expected " + wanted + "; or use draft_policy 'fixed'");
+    }
+    if (o[draft_length] == 0) {
+        throw Error("draft_length is 0, which leaves draft_policy 'throughput' nothing to draft; "
+                    "use at least 1, or draft_policy 'fixed'");
+    }
+}
+
+void check(const Chosen& chosen) {
+    check_widths(chosen);
+    check_times(chosen);
+    if (chosen[draft_policy].is_null()) return;
+    check_draft_beams(chosen);
+    if (chosen[draft_policy] == "throughput") check_throughput(chosen);
+}
+
+}  // namespace
+
+namespace options {
+
+Chosen checked_options(const Json& read) {
+    Chosen chosen = resolved_options(read);
+    check(chosen);
+    return chosen;
+}
+
+DecodingConfig settled(Chosen chosen, bool has_draft, bool costs_are_known) {
+    if (chosen[drafter].is_null() || chosen[draft_policy].is_null()) {
+        chosen = resolved_options(std::move(chosen), has_draft, costs_are_known);
+        check(chosen);
+    }
+    DecodingConfig config;
+    config.row = &chosen.row();
+    take_drafting(chosen, config);
+    take_processing(chosen, config);
+    take_others(chosen, config);
+    return config;
+}
+
+Json json_object(std::string_view text, const std::string& name) {
+    const auto check_depth = [&](int depth, Json::parse_event_t, const Json&) {
+        if (depth > MOST_NESTED) throw Error(name + " is nested too deep, expected a JSON object");
+        return true;
+    };
+    Json object = Json::parse(text, check_depth, false);
+    if (object.is_discarded()) throw Error(name + " is invalid JSON");
+    if (object.is_object()) return object;
+    throw Error(name + " is " + shown(object) + "; expected a JSON object");
+}
+
+}  // namespace options
+
+std::size_t DecodingConfig::most_draft_beams() const {
+    const auto most = std::max_element(draft_beams.begin(), draft_beams.end());
+    return most == draft_beams.end() ? 0 : *most;
+}
+
+bool DecodingConfig::processes_logits() const {
+    return has_constraint() || repetition_penalty != 1.0 || presence_penalty != 0.0 ||
+           frequency_penalty != 0.0 || no_repeat_ngram_size || encoder_no_repeat_ngram_size ||
+           !bad_words_ids.empty() || !logit_bias.empty() || !suppress_tokens.empty() ||
+           !begin_suppress_tokens.empty() || no_timestamps_token_id || min_new_tokens ||
+           forced_bos_token_id || forced_eos_token_id;
+}
+
+bool DecodingConfig::is_eos(std::int64_t token) const {
+    return eos_token_id &&
+           std::find(eos_token_id->begin(), eos_token_id->end(), token) != eos_token_id->end();
+}
+
+void DecodingConfig::end_after(std::size_t most_tokens) {
+    if (forced_eos_token_id) return;
+    max_new_tokens = std::min(max_new_tokens, std::max(most_tokens, min_new_tokens));
+}
+
+DecodingConfig decoding_config(std::string_view options, const Surroundings& surroundings) {
+    const Json given = options::json_object(options, "options");
+    return options::settled(options::checked_options(options::read_options(given)),
+                            surroundings.has_draft, surroundings.costs_are_known);
+}
+
+}  // namespace dsbd

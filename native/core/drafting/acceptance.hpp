@@ -1,0 +1,87 @@
+// The estimates of draft policy "throughput", and its budget, from request to request.
+//
+// How often layers are accepted, and what the loop costs, once for each setting. The budget bounds
+// what drafts may lose, and buys tries; it is counted in iterations without a draft. acceptance.py
+// has the reasons.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "forward.hpp"
+
+namespace dsbd {
+
+/// Budget for rejected drafts, in iterations without a draft; kept from request to request.
+struct DraftBudget {
+    static constexpr double SHARE = 0.02;
+    static constexpr int SHORT_ANSWER = 64;  // iterations
+
+    double balance = SHARE * SHORT_ANSWER;  // negative after a draft that cost more than expected
+    double most = 3.0;     // of the balance, the prompt that the draft model reads included
+    double share = SHARE;  // added by an iteration
+    double saved = 0.0;    // the shares since the last draft
+    double gained = 0.0;   // by drafts, beyond their cost, the latest counting most
+    int num_prepaid = SHORT_ANSWER;  // iterations whose share is in the balance already
+
+    /// Whether a draft may be made because it is expected to pay; else tries alone are made.
+    bool believes_estimates() const;
+    /// Add the share of a prompt, by its cost to the target and to the draft model.
+    void begin_request(double prompt, double draft_prompt);
+    void pass_iteration();
+    /// Add earnings less their cost, which may be negative.
+    void add(double earned);
+    void settle(double cost, double earned, bool is_try);
+    /// Return after how many iterations their shares pay for a draft of this cost.
+    double iterations_until(double cost, bool is_try = false) const;
+};
+
+/// Seconds of the loop itself, outside engine calls; the latest iterations count most.
+struct LoopCost {
+    double iteration = 2e-4;          // seconds without a draft
+    double layer = 0.6 * 2e-4;        // seconds that a drafted layer adds
+    std::int64_t num_plain = 0;       // iterations without a draft so far
+    std::int64_t num_drafted = 0;
+
+    /// Count an iteration; a disturbance counts at most four times what was expected.
+    void learn(std::size_t num_layers, double seconds);
+};
+
+/// How often a gap was enough, and how fast tokens are committed.
+///
+/// For a gap that was rarely seen the guess is the first guess times the level of all gaps: how
+/// often layers were accepted over how often that was guessed. So a bad draft is recognized after a
+/// few layers, whatever their gaps were.
+class AcceptanceEstimator {
+public:
+    static constexpr std::size_t NUM_BINS = 16;
+    using Bins = std::array<double, NUM_BINS>;  // by gap
+
+    AcceptanceEstimator();
+
+    /// Return the estimated probability that a layer after `depth` others is accepted, by gap.
+    Floats accepted(std::span<const double> gaps, std::size_t depth) const;
+    /// Count a layer by its widths' gaps, narrowest first; `num_short` were too narrow.
+    void learn(std::span<const double> gaps, std::size_t num_short, std::size_t depth);
+    void learn_rate(double new_tokens, double new_calls);
+    void choose(double chosen_acceptance, std::size_t width);
+    /// Compute `rates` anew if enough was learned since to matter.
+    void refresh();
+
+    // Of first layers, of later ones.
+    std::array<Bins, 2> enough{}, seen{};  // accepted layers, all
+    std::array<Bins, 2> rates;  // the estimates made from them: a wider gap is never worse
+    std::array<int, 2> num_new{};    // layers since `rates` were computed
+    std::int64_t num_learned = 0;    // layers so far
+    double tokens = 0.0;             // expected from drafts
+    double calls = 0.0;       // the time that they took, in target calls of one row
+    double acceptance = 0.7;  // running mean of the estimate of chosen layers
+    double rows = 0.0;        // of their width
+    std::int64_t num_chosen = 0;  // layers in the running means
+    LoopCost loop;
+    DraftBudget budget;
+};
+
+}  // namespace dsbd

@@ -1,0 +1,137 @@
+// One engine's rows of the forest: the nodes that it has computed, and the calls that do.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "beams.hpp"
+#include "cache_view.hpp"
+#include "computed_distributions.hpp"
+#include "drafting/draft.hpp"
+#include "engine_call.hpp"
+#include "error.hpp"
+#include "forest.hpp"
+
+namespace dsbd {
+
+class NodeFeatures;
+class PromptScorer;
+
+/// The computed nodes of the forest in one engine; none is computed twice while it is live, except
+/// those of a feature draft whose rows are outdated, see node_features.hpp.
+///
+/// A computed node has a slot, the same in the CacheView (its row and what that sees) and in the
+/// distributions. Slot 0 is reserved: the prompt in the former, "stays what it is" in the latter.
+class ForestRunner : public Drafter {
+public:
+    /// scorer: takes the logits after the prompt's tokens, if the request returns these. features:
+    /// those that its calls return and read; null: none.
+    ForestRunner(Role role, CacheView& view, Forest& forest, ComputedDistributions& distributions,
+                 PromptScorer* scorer = nullptr, NodeFeatures* features = nullptr);
+
+    Nodes& slots() { return forest.slots_of(role_); }
+    const Nodes& slots() const { return forest.slots_of(role_); }
+    Meter& meter() { return view_.meter; }
+    PromptScorer* scorer() { return scorer_; }
+
+    /// Compute the prompt except its last token; `followers` compute every part after it.
+    EngineCalls<void> prefill(Ints token_ids, std::vector<ForestRunner*> followers = {});
+    /// Leave the rows of the prompt and the new tokens that all beams share to the next one.
+    virtual void finish(const Ints& agreed_tokens) { view_.end(agreed_tokens); }
+    /// Whether the distribution after each is known; an absorbing one needs none.
+    bool are_computed(std::span<const std::int64_t> nodes) const;
+    Nodes missing() const;
+    Nodes pending(std::span<const std::int64_t> nodes) const {
+        return forest.pending(nodes, slots());
+    }
+
+    /// Every row needs the model, and what it has not computed above.
+    std::optional<LayerNeeds> look_up(const Nodes& nodes, const TakesAll& takes_all) override;
+    /// Compute `pending` or `missing` nodes in one call; a feature draft needs several.
+    EngineCalls<void> compute(Nodes pending) override;
+    JointDistribution joint(const Nodes& nodes, const Floats& log_weights,
+                            const Ints& copies) override;
+    /// The warped log-probability of one token after each computed node.
+    Floats log_probs(std::span<const std::int64_t> nodes, std::span<const std::int64_t> tokens) {
+        return distributions.log_probs(nodes, tokens);
+    }
+
+    /// Look for continuations that an engine with a top-k head did not return.
+    ///
+    /// Of every beam that may have one with a log-weight of at least `threshold`, the `most` best
+    /// are read. If they are GONE, the beam counts as not computed; what its parent sees remains
+    /// known.
+    LeftOut read_left_out(const Beams& beams, double threshold, std::size_t most);
+
+    /// Keep the nodes as well that are needed to compute kept ones later: (num_nodes,).
+    void keep_needed(Flags& is_kept) const;
+    /// Forget the nodes that the forest has dropped.
+    void prune();
+
+    Forest& forest;
+    ComputedDistributions& distributions;
+
+protected:
+    virtual EngineCalls<void> read_prompt();
+
+    Role role_;
+    CacheView& view_;
+    std::size_t num_calls_ = 0;
+    std::map<std::int64_t, std::int64_t> slots_above_;  // by node set back: a slot of what is above
+    bool is_unread_ = false, is_put_off_ = false;       // see LateRunner
+
+private:
+    /// Nodes that are about to be computed.
+    struct Computing {
+        Nodes nodes;
+        Ints parent_slots;
+        ParentFeatures parent_features;
+    };
+    Computing begin_computing(Nodes nodes);
+    void write(const Computing& computing, std::size_t first_row, Forward& forward);
+    void write_prompt(std::span<const std::int64_t> chunk, std::size_t start,
+                      std::size_t first_row, Forward& forward);
+    ModelError named(const ModelError& error) const;
+
+    std::int64_t slot_after_pruning(std::int64_t slot) const;
+
+    PromptScorer* scorer_;
+    NodeFeatures* features_;
+};
+
+/// The draft's rows of the forest; it reads the prompt just before its first node.
+///
+/// During a long rest it is *put off*: nothing is kept for it, and its next rows are computed as a
+/// prompt is, all at once.
+class LateRunner final : public ForestRunner {
+public:
+    LateRunner(CacheView& view, Forest& forest, ComputedDistributions& distributions,
+               const Ints& prompt_ids, const Hypotheses& hypotheses);
+
+    /// Be put off if that costs less than to stay up to date in iterations without a draft. With 0
+    /// iterations, be ready for a draft below these beams.
+    void rest(std::size_t num_iterations, const Beams& beams);
+    /// Return how many tokens of prompt and source are read before the first node.
+    std::pair<std::size_t, std::size_t> unread() const;
+    void finish(const Ints& agreed_tokens) override;
+
+protected:
+    EngineCalls<void> read_prompt() override;
+
+private:
+    void prefill_later(const Beams& beams);
+    void put_off(const Beams& beams);
+    Ints tokens() const;
+
+    const Ints& prompt_ids_;
+    const Hypotheses& hypotheses_;
+    Beams read_to_;
+    std::size_t num_to_read_ = 0;
+};
+
+}  // namespace dsbd

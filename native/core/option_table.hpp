@@ -1,0 +1,107 @@
+// The table of options: one row for each, with all that is known of it.
+//
+// Mirrors option_table.py and option_row.py. An option that means nothing to the strategy or to
+// another option is refused, unless its value is neutral (it changes nothing) or redundant (it
+// happens anyway).
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "option_values.hpp"
+#include "strategies.hpp"
+
+namespace dsbd {
+
+struct DecodingConfig;
+
+}  // namespace dsbd
+
+namespace dsbd::options {
+
+/// In the order of the table: what decides comes first.
+enum class Option : std::uint8_t {
+    strategy, num_beams, num_return_sequences, length_penalty, early_stopping, coupling,
+    width_policy, drafter, predicted_text, predicted_token_ids, draft_policy, draft_length,
+    draft_beams, min_beams, accept_threshold, memory, replacement, temperature, top_k, top_p, min_p,
+    typical_p, seed, max_new_tokens, min_new_tokens, stop_strings, eos_token_id,
+    forced_eos_token_id, forced_bos_token_id, repetition_penalty, presence_penalty,
+    frequency_penalty, no_repeat_ngram_size, encoder_no_repeat_ngram_size, bad_words_ids,
+    logit_bias, suppress_tokens, begin_suppress_tokens, no_timestamps_token_id,
+    max_initial_timestamp_index, last_timestamp_token_id, logits_processors, scorers, constraint,
+    top_logprobs, prompt_logprobs, skip_special_tokens, joint_threshold, joint_tokens, joint_beams,
+    count
+};
+
+/// The values of all options: resolved as far as the table was read, below that as given.
+struct Chosen {
+    std::array<Json, static_cast<std::size_t>(Option::count)> values;  // null: Python's None
+    bool is_cold = false;                  // temperature 0 is given
+    std::optional<bool> has_draft;         // whether there is a draft model; none: not known yet
+    std::optional<bool> costs_are_known;   // whether the costs of engine calls will be
+
+    Json& operator[](Option option) { return values[static_cast<std::size_t>(option)]; }
+    const Json& operator[](Option option) const { return values[static_cast<std::size_t>(option)]; }
+    std::int64_t whole(Option option) const { return (*this)[option].get<std::int64_t>(); }
+    const Strategy& row() const;
+};
+
+/// A condition without which an option means nothing.
+struct Condition {
+    Option option;  // which decides
+    bool (*is_met)(const Chosen&);
+    const char* remedy;  // its value to use instead, for a message
+};
+
+/// Whose generation_config.json may set an option.
+enum class OfModel : std::uint8_t { no, any, encoder_decoder, search };
+
+/// The row of one option; see OptionRow of Python.
+struct OptionRow {
+    std::string name;
+    Domain domain;
+    Json usual;                                      // its value if it is left out, or
+    std::function<Json(const Chosen&)> usual_of = {};  // a function that returns it
+    std::vector<const Condition*> needs = {};
+    std::function<std::vector<Json>(const Chosen&)> neutral = {};
+    bool is_redundant_if_cold = false;  // any value may be given then
+    bool is_processor = false;
+    OfModel of_model = OfModel::no;
+
+    /// Return the first condition that is not met, null if the option means something.
+    const Condition* unmet(const Chosen& options) const;
+    Json default_of(const Chosen& options) const { return usual_of ? usual_of(options) : usual; }
+    /// Return a value in its plain form, null for a default.
+    Json read(const Json& value) const;
+};
+
+extern const Condition NO_SEARCH;
+const std::vector<OptionRow>& option_table();
+const OptionRow& row_of(Option option);
+/// Return the option of this name; Error: there is none.
+Option option_named(const std::string& name);
+
+/// Return options in their plain form, by name; Error: no such option, or no such value.
+Json read_options(const Json& given);
+
+/// Return the values of all options, of plain ones by name; Error: one means nothing and its value
+/// is not neutral. has_draft, costs_are_known: none leaves open what depends on it.
+Chosen resolved_options(const Json& read, std::optional<bool> has_draft = {},
+                        std::optional<bool> costs_are_known = {});
+/// The same, of resolved values that left something open.
+Chosen resolved_options(Chosen chosen, bool has_draft, bool costs_are_known);
+
+// Implemented in config.cpp.
+/// Return plain options resolved, as far as they are not left open, and checked.
+Chosen checked_options(const Json& read);
+/// Return the config of these, with nothing left open.
+DecodingConfig settled(Chosen chosen, bool has_draft, bool costs_are_known);
+/// Parse a JSON object; Error: `name` is none.
+Json json_object(std::string_view text, const std::string& name);
+
+}  // namespace dsbd::options

@@ -1,0 +1,77 @@
+// Preemption: the cache rows of a request are dropped, and computed again when it goes on.
+//
+// All else that a request has (its forest, distributions, hypotheses and randomness) stays as it
+// is, so no token of it changes, whatever its strategy.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "cache_view.hpp"
+#include "engine_call.hpp"
+#include "kv_cache.hpp"
+
+namespace dsbd {
+
+/// What the rows of a preempted view held, and those computed again so far.
+///
+/// They are numbered anew, by position. Every slot sees a path: one row at each position from 0 to
+/// its own. So a row sees, of any slot that sees it, the rows before it.
+class PreemptedRows final : public UsedRows {
+public:
+    /// Drop the rows of an open view.
+    PreemptedRows(Role role, CacheView& view);
+
+    /// Compute the rows again, without logits, or share those that another request has.
+    EngineCalls<void> compute();
+
+    /// Return the rows of the prompt that another request has.
+    PrefixCache reusable() const;
+    void begin(PrefixCache shared);
+    /// Rows that are computed again so far, those of the lowest positions.
+    std::size_t num_computed() const { return rows_.size(); }
+    /// Return the call that computes so many of the next rows. reads: parents' features, if any.
+    /// returns_features: of all these rows.
+    EngineCall next_call(std::size_t size, ParentFeatures reads = {},
+                         bool returns_features = false);
+    /// Give the rows back to the view.
+    void end();
+
+    std::int64_t token(std::size_t row) const { return tokens_[row]; }
+    std::int64_t position(std::size_t row) const { return positions_[row]; }
+    /// The parent of a row, -1 if it is not seen.
+    std::int64_t parent(std::size_t row) const;
+    /// The rows that every slot sees, increasing.
+    const std::vector<Ints>& rows_by_slot() const { return seen_; }
+
+    std::size_t num_rows() const { return tokens_.size(); }
+    Role role() const { return role_; }
+    CacheView& view() { return view_; }
+    void mark_used(Flags& is_used) const override;
+    void renumber(std::span<const std::int64_t> new_rows) override;
+
+private:
+    void write(std::size_t start, std::size_t size, std::size_t first_row, Forward& forward);
+    void show_prefix();
+
+    Role role_;
+    CacheView& view_;
+    Ints tokens_, positions_;  // (num_rows,) by position
+    std::vector<Ints> seen_;   // by slot: its rows, increasing
+    Ints slots_;               // (num_rows,) one slot that sees the row
+    Ints rows_;                // of the cache, of those computed again so far
+};
+
+/// Of the engines whose rows are gone, in the order in which these are computed again.
+using Preempted = std::vector<std::unique_ptr<PreemptedRows>>;
+
+/// Return those of an engine, null if its rows are there.
+PreemptedRows* rows_of(const Preempted& preempted, Role role);
+
+/// Compute the rows of a preempted request again; remove them from there once they are.
+EngineCalls<void> recomputed(Preempted& preempted);
+
+}  // namespace dsbd

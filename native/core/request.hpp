@@ -1,0 +1,66 @@
+// A decoding request, and the checks before any work: its prompt and options, the models.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "config.hpp"
+#include "engine.hpp"
+#include "engine_call.hpp"
+#include "kv_cache.hpp"
+#include "result.hpp"
+#include "seed.hpp"
+
+namespace dsbd {
+
+class AcceptanceEstimator;
+class Costs;
+class NGramPool;
+class StopState;
+
+inline constexpr std::size_t GIVE_UP_INTERVAL = 16;
+
+/// Seconds of the machine's monotonic clock.
+double seconds_now();
+
+/// A prompt and everything else, the models aside, that its continuation depends on.
+struct DecodingRequest {
+    Ints prompt_ids;        // at least one token id
+    DecodingConfig config;  // resolved; `eos_token_id` none: nothing ends a sequence
+    RandomGenerator random;  // its first draw is the noise key; only the rejection coupling goes on
+    std::shared_ptr<const StopState> stop = nullptr;  // that of the empty continuation; null: none
+    Clock clock = seconds_now;
+    std::shared_ptr<Costs> costs = nullptr;  // of engine calls, for draft policy "throughput"
+    std::shared_ptr<AcceptanceEstimator> estimator = nullptr;  // of earlier requests; is updated
+    std::shared_ptr<NGramPool> ngram_pool = nullptr;  // texts of earlier requests; this is added
+    std::function<std::size_t()> num_sharers = [] { return std::size_t{1}; };  // of engine calls
+    SourcePointer source = nullptr;
+    /// Tokens that the output may repeat, once they are known; the predicted ones come first.
+    std::function<Ints()> copied_ids = nullptr;
+    /// Receives every iteration; an exception, such as Cancelled, ends the request with it.
+    std::function<void(const IterationOutput&)> on_iteration = nullptr;
+    /// For tests: whether the request's rows are dropped before this engine call and computed
+    /// again; of several requests the youngest is asked.
+    std::function<bool(const EngineCall&)> preempts = nullptr;
+    /// Whether the request ends here, because its caller has no use for the rest: receives the new
+    /// tokens of each live beam, and the sequences that have ended. Called every GIVE_UP_INTERVAL
+    /// tokens.
+    std::function<bool(const std::vector<Ints>&, const std::vector<DecodedSequence>&)> gives_up =
+        nullptr;
+
+    RowIdentity identity() const { return {prompt_ids, source}; }
+    /// The part of the prompt whose rows may be reused: none of the target's with
+    /// `prompt_logprobs`, as such rows have no logits any more.
+    RowIdentity reusable_prompt(Role role) const;
+    /// Why a sequence of these new tokens has ended.
+    FinishReason finish_reason(const Ints& token_ids) const;
+};
+
+/// Throw Error for a prompt, models or a missing stop state that cannot be decoded.
+void check_request(const DecodingRequest& request, const EngineSpec& target,
+                   const EngineSpec* draft);
+
+}  // namespace dsbd

@@ -1,0 +1,58 @@
+// A language model over a forest on ONNX Runtime (causal_lm.py, ort_session.py).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "engine.hpp"
+#include "runtime/attention_rows.hpp"
+#include "runtime/part.hpp"
+#include "runtime/recent_rows.hpp"
+
+namespace dsbd {
+
+/// The target or the draft of a bundle with its caches in host memory; for one thread at a time.
+class OrtEngine final : public Engine {
+public:
+    /// role: "target" or "draft". Error: the engine cannot be loaded, or contradicts the manifest.
+    OrtEngine(const Ort::Env& env, const Bundle& bundle, const std::string& role,
+              const EngineSettings& settings);
+
+    const EngineSpec& spec() const override { return spec_; }
+    std::size_t num_rows() const override { return num_rows_; }
+    std::size_t num_free_rows() const override { return rows_->capacity() - num_rows_; }
+    /// Do nothing: growth costs one copy, but room that is not used costs time in every call.
+    void expect(std::size_t) override {}
+    /// Error: a size or value is wrong; CapacityError: a position beyond the context, or no memory.
+    ForwardResult forward(const Forward& forward) override;
+    void keep(std::span<const std::int64_t> rows) override;
+
+    /// Bytes of the caches, now and at most since `reset_peak`.
+    std::size_t kv_bytes() const {
+        return rows_->capacity() * row_bytes_ + (recent_ ? recent_->num_bytes() : 0);
+    }
+    std::size_t kv_bytes_peak() const { return kv_bytes_peak_; }
+    void reset_peak() { kv_bytes_peak_ = kv_bytes(); }
+
+private:
+    void check(const Forward& forward) const;
+    void reserve(std::size_t num_rows, std::size_t num_used);
+    void run(const Call& call);
+
+    std::filesystem::path file_;
+    EngineSpec spec_;
+    std::size_t row_bytes_;
+    std::vector<std::unique_ptr<Part>> parts_;  // in the order in which a call binds them
+    Rows* rows_ = nullptr;                      // of the parts
+    RecentRows* recent_ = nullptr;              // of the parts; null: none
+    Ort::Session session_;
+    Ort::IoBinding binding_;
+    std::size_t num_rows_ = 0, kv_bytes_peak_ = 0;
+    double run_s_ = 0.0;  // of the forward
+};
+
+}  // namespace dsbd

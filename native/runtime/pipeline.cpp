@@ -1,0 +1,265 @@
+#include "runtime/pipeline.hpp"
+
+#include <algorithm>
+#include <iterator>
+#include <sstream>
+#include <system_error>
+
+#include "constraints/token_trie.hpp"
+#include "set_up.hpp"
+
+namespace dsbd {
+
+namespace {
+
+constexpr std::uintmax_t SMALL_DRAFT_BYTES = std::uintmax_t{32} << 20;
+constexpr std::size_t MOST_TRIES = 8, MOST_ESTIMATORS = 64;
+
+Json parsed(std::string_view json, const char* name) {
+    try {
+        return Json::parse(json);
+    } catch (const Json::exception& error) {
+        throw Error(std::string(name) + " is invalid JSON (" + error.what() + "): " +
+                    std::string(json.substr(0, 40)));
+    }
+}
+
+template <class Number>
+void read_number(const Json& given, const char* name, std::uint64_t least, std::uint64_t most,
+                 Number& setting) {
+    const auto found = given.find(name);
+    if (found == given.end() || found->is_null()) return;
+    if (!found->is_number_unsigned() || *found < least || *found > most) {
+        throw Error(std::string(name) + " is " + in_short(*found) +
+                    "; expected a whole number from " + std::to_string(least) + " to " +
+                    std::to_string(most));
+    }
+    if constexpr (requires { *setting; }) {
+        setting = found->get<typename Number::value_type>();
+    } else {
+        setting = found->get<Number>();
+    }
+}
+
+void read_flag(const Json& given, const char* name, bool& setting) {
+    const auto found = given.find(name);
+    if (found == given.end()) return;
+    if (!found->is_boolean()) {
+        throw Error(std::string(name) + " is " + in_short(*found) +
+                    "; expected true or false");
+    }
+    setting = found->get<bool>();
+}
+
+/// Refuse what only the library with Python does.
+void check_native(const std::string& name, const Json& value) {
+    const bool is_provider = name == "provider" || name == "draft_provider";
+    if (value.is_null() || value == false || (is_provider && value == "cpu")) return;
+    const std::string use = is_provider ? "use \"cpu\", or " : "leave it out, or use ";
+    throw Error("settings has " + name + " " + in_short(value) + ", which the native library "
+                "does not do; " + use + "libdsbd with Python (docs/embedding.md)");
+}
+
+/// The latest used of a list by key, made if it is missing; the list holds at most `most`.
+template <class List, class Make>
+auto recent(List& list, const std::string& key, std::size_t most, Make make) {
+    auto found = std::find_if(list.begin(), list.end(), [&](auto& each) { return each.first == key; });
+    if (found == list.end()) found = list.insert(list.end(), {key, make()});
+    list.splice(list.end(), list, found);
+    if (list.size() > most) list.pop_front();
+    return list.back().second;
+}
+
+double num_bytes(const Bundle& bundle, const std::string& role) {
+    double bytes = 0.0;
+    for (const auto& [file, size] : bundle.size_by_file) {
+        if (file.rfind(role + "/", 0) == 0) bytes += static_cast<double>(size);
+    }
+    return bytes;
+}
+
+/// A small draft, whose calls are over before a second thread has begun, gets one thread.
+EngineSettings draft_settings(const Bundle& bundle, EngineSettings settings) {
+    const auto weights = bundle.size_by_file.find("draft/model.onnx.data");
+    const bool is_small =
+        weights == bundle.size_by_file.end() || weights->second <= SMALL_DRAFT_BYTES;
+    if (is_small) settings.num_threads = 1;
+    return settings;
+}
+
+BundleFacts facts_of(const Bundle& bundle, const PipelineSettings& settings) {
+    BundleFacts facts;
+    facts.eos_token_ids = bundle.target.eos_token_ids;
+    facts.context_length = bundle.context_length();
+    facts.num_top_logits = bundle.target.full_logits ? 0 : bundle.target.num_top_logits;
+    facts.has_draft = bundle.draft.has_value();
+    facts.is_for_chats = settings.chat_defaults;
+    const std::filesystem::path file = bundle.path / "generation_config.json";
+    if (settings.generation_config && bundle.size_by_file.count("generation_config.json")) {
+        facts.generation_config = text_from_file(file).value_or("");
+    }
+    facts.generation_config_file = file.string();
+    return facts;
+}
+
+}  // namespace
+
+PipelineSettings PipelineSettings::of(std::string_view json) {
+    const Json given = parsed(json, "settings");
+    if (!given.is_object()) {
+        throw Error("settings is " + in_short(given) + "; expected a JSON object");
+    }
+    constexpr const char* names[] = {
+        "provider", "draft_provider", "cuda_graphs", "verify", "engine_cache", "num_threads",
+        "spin_us", "prefix_cache", "generation_config", "chat_defaults", "ngram_pool",
+        "max_requests", "max_queued", "kv_bytes"};
+    for (const auto& [name, value] : given.items()) {
+        const auto place = std::find(std::begin(names), std::end(names), name) - std::begin(names);
+        if (place < 5) check_native(name, value);
+        if (place < std::ssize(names)) continue;
+        std::string known;
+        for (const char* each : names) known += (known.empty() ? "" : ", ") + std::string(each);
+        throw Error("settings has " + in_short(name) + "; expected one of " + known);
+    }
+    constexpr std::uint64_t most = MOST_COUNT;
+    PipelineSettings found;
+    read_number(given, "num_threads", 1, 1024, found.engines.num_threads);
+    read_number(given, "spin_us", 0, 10'000, found.engines.spin_us);
+    read_flag(given, "prefix_cache", found.prefix_cache);
+    read_flag(given, "generation_config", found.generation_config);
+    read_flag(given, "chat_defaults", found.chat_defaults);
+    read_number(given, "ngram_pool", 0, most, found.ngram_pool);
+    read_number(given, "max_requests", 1, most, found.max_requests);
+    read_number(given, "max_queued", 0, most, found.max_queued);
+    read_number(given, "kv_bytes", 1, std::uint64_t{1} << 53, found.kv_bytes);
+    return found;
+}
+
+Pipeline::Pipeline(const std::filesystem::path& folder, const PipelineSettings& settings)
+    : settings_(settings), bundle_(open_bundle(folder)), env_(ort_environment()) {
+    target_ = std::make_unique<OrtEngine>(
+        env_, bundle_, "target",
+        settings.engines);
+    if (bundle_.draft) {
+        draft_ = std::make_unique<OrtEngine>(env_, bundle_, "draft",
+                                             draft_settings(bundle_, settings.engines));
+    }
+    costs_ = std::make_shared<LearnedCosts>(num_bytes(bundle_, "target"),
+                                            num_bytes(bundle_, "draft"));
+    if (draft_) learn_from_first_calls(*costs_, *draft_, seconds_now);
+    if (settings.ngram_pool) ngram_pool_ = std::make_shared<NGramPool>(settings.ngram_pool);
+    defaults_ = std::make_unique<ModelDefaults>(facts_of(bundle_, settings));
+    text_ = text_of(bundle_);
+}
+
+void Pipeline::set_text(TextCallbacks callbacks) {
+    std::shared_ptr<const Text> text = text_by(std::move(callbacks));
+    const std::lock_guard lock(mutex_);
+    text_ = std::move(text);
+}
+
+PreparedRequest Pipeline::prepare(const Prompt& prompt, std::string_view options) {
+    std::shared_ptr<const Text> text;
+    {
+        const std::lock_guard lock(mutex_);
+        text = text_;
+    }
+    const Ints ids = prompt_ids(*text, prompt);
+    const auto encode = [&](const std::string& predicted) { return text->encode(predicted); };
+    DecodingConfig config = defaults_->config(options, ids.size(), encode);
+    check_context(ids.size(), config.max_new_tokens);
+    bind_constraint(config);
+    std::shared_ptr<const TextRun> start = text->after(ids, config.skip_special_tokens);
+    if (!config.stop_strings.empty() && !start) {
+        throw Error("stop_strings are given, but the text of this bundle is not read by the native "
+                    "library; use eos_token_id, or callbacks by dsbd_set_text");
+    }
+    DecodingRequest request{ids, config, RandomGenerator(*config.seed)};
+    if (start) request.stop = stop_state(*start, config);
+    if (config.has_ngram_drafter()) request.ngram_pool = ngram_pool_;
+    if (config.draft_policy == PolicyKind::throughput) {
+        request.costs = costs_;
+        request.estimator = estimator(config);
+    }
+    check_decodable(request, target_->spec(), draft_ ? &draft_->spec() : nullptr);
+    return {std::move(request), std::move(start)};
+}
+
+Ints Pipeline::prompt_ids(const Text& text, const Prompt& prompt) const {
+    if (const auto* ids = std::get_if<TokenSpan>(&prompt)) {
+        check_context(ids->size(), 0);  // before they are read
+        return {ids->begin(), ids->end()};
+    }
+    if (const auto* messages = std::get_if<ChatMessages>(&prompt)) {
+        const Json given = parsed(messages->json, "messages");
+        if (!given.is_array()) {
+            throw Error("messages is " + std::string(messages->json.substr(0, 40)) + "; expected a JSON array such as "
+                        "[{\"role\": \"user\", \"content\": \"Hello\"}]");
+        }
+        return text.chat(given);
+    }
+    return text.encode(std::get<std::string_view>(prompt));
+}
+
+void Pipeline::check_context(std::size_t num_prompt_tokens, std::size_t max_new_tokens) const {
+    const std::size_t limit = bundle_.context_length();
+    if (num_prompt_tokens >= limit) {
+        throw CapacityError("the prompt has " + std::to_string(num_prompt_tokens) +
+                            " tokens, the context of this bundle holds " + std::to_string(limit) +
+                            "; shorten the prompt");
+    }
+    if (num_prompt_tokens + max_new_tokens > limit) {
+        throw CapacityError("the prompt's " + std::to_string(num_prompt_tokens) +
+                            " tokens and max_new_tokens " + std::to_string(max_new_tokens) +
+                            " exceed the context of " + std::to_string(limit) +
+                            "; use max_new_tokens " + std::to_string(limit - num_prompt_tokens) +
+                            " or less, or a shorter prompt");
+    }
+}
+
+/// Open the request's trie, unless it is open already and its file the same.
+void Pipeline::bind_constraint(DecodingConfig& config) {
+    if (config.trie_file.empty()) return;
+    std::error_code error;
+    const auto time = std::filesystem::last_write_time(config.trie_file, error);
+    std::ostringstream key;
+    key << config.trie_file << '\n' << config.trie_end << '\n'
+        << (error ? 0 : time.time_since_epoch().count());
+    const auto load = [&]() -> std::shared_ptr<const Constraint> {
+        std::optional<TokenTrie::End> end;
+        if (!config.trie_end.empty()) {
+            end = config.trie_end == "eos" ? TokenTrie::End::eos : TokenTrie::End::leaf;
+        }
+        TokenTrie trie = TokenTrie::load(config.trie_file, end);
+        if (trie.highest_token() >= static_cast<std::int64_t>(bundle_.target.vocab_size)) {
+            throw Error(trie.name() + " has the token id " + std::to_string(trie.highest_token()) +
+                        "; expected 0 to " + std::to_string(bundle_.target.vocab_size - 1) +
+                        ", the target's vocabulary: build it with the bundle's tokenizer");
+        }
+        return std::make_shared<TokenTrie>(std::move(trie));
+    };
+    const std::lock_guard lock(mutex_);
+    config.constraint = recent(tries_, key.str(), MOST_TRIES, load);
+    if (const auto most = config.constraint->most_tokens()) config.end_after(*most);
+}
+
+/// The estimator of requests whose drafts are accepted alike.
+std::shared_ptr<AcceptanceEstimator> Pipeline::estimator(const DecodingConfig& config) {
+    std::ostringstream key;
+    key << config.row->name << ' ' << config.num_beams << ' ' << static_cast<int>(config.drafter)
+        << ' ' << config.has_constraint() << ' ' << config.predicted_token_ids.empty() << ' '
+        << config.temperature << ' ' << config.top_k << ' ' << config.top_p;
+    const std::lock_guard lock(mutex_);
+    return recent(estimators_, key.str(), MOST_ESTIMATORS,
+                  [] { return std::make_shared<AcceptanceEstimator>(); });
+}
+
+std::size_t Pipeline::kv_bytes() const {
+    return target_->kv_bytes() + (draft_ ? draft_->kv_bytes() : 0);
+}
+
+std::size_t Pipeline::kv_bytes_peak() const {
+    return target_->kv_bytes_peak() + (draft_ ? draft_->kv_bytes_peak() : 0);
+}
+
+}  // namespace dsbd

@@ -1,0 +1,236 @@
+#include "runtime/text.hpp"
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "text/stream_decoder.hpp"
+#include "text/chat_template.hpp"
+
+namespace dsbd {
+
+namespace {
+
+bool begins_character(char byte) { return (byte & 0xc0) != 0x80; }
+
+std::size_t num_characters(std::string_view text) {
+    return static_cast<std::size_t>(std::count_if(text.begin(), text.end(), begins_character));
+}
+
+/// The last characters of a text.
+std::string_view last_characters(std::string_view text, std::size_t number) {
+    std::size_t start = text.size();
+    for (; number > 0 && start > 0; --number) {
+        do --start;
+        while (start > 0 && !begins_character(text[start]));
+    }
+    return text.substr(start);
+}
+
+std::size_t first_stop(std::string_view text, const std::vector<std::string>& stops,
+                       std::size_t num_exempt_bytes = 0) {
+    std::size_t first = std::string_view::npos;
+    for (const std::string& stop : stops) {
+        first = std::min(first, text.find(stop, num_exempt_bytes));
+    }
+    return first;
+}
+
+bool has_stop(std::string_view text, const std::vector<std::string>& stops) {
+    return first_stop(text, stops) != std::string_view::npos;
+}
+
+/// A StopState that searches the text of one path for stop strings.
+class StopSearch final : public StopState {
+public:
+    StopSearch(const TextRun& start, std::shared_ptr<const std::vector<std::string>> stops)
+        : run_(start.copied()), stops_(std::move(stops)) {
+        for (const std::string& stop : *stops_) most_ = std::max(most_, num_characters(stop));
+    }
+
+    bool has_ended() const override { return has_ended_; }
+    std::shared_ptr<const StopState> extended(std::int64_t token) const override {
+        auto next = std::make_shared<StopSearch>(*run_, stops_);
+        next->has_ended_ = has_ended_;
+        if (!has_ended_) next->search(tail_ + next->run_->push({&token, 1}));
+        return next;
+    }
+
+private:
+    void search(const std::string& text) {
+        tail_ = last_characters(text, most_ - 1);
+        const std::string uncertain = run_->rest(most_);
+        const bool is_long = num_characters(uncertain) >= most_;
+        has_ended_ = has_stop(text, *stops_) ||
+                     has_stop(is_long ? uncertain : tail_ + uncertain, *stops_);
+    }
+
+    std::unique_ptr<TextRun> run_;
+    std::shared_ptr<const std::vector<std::string>> stops_;
+    std::size_t most_ = 1;  // characters of a stop string
+    std::string tail_;      // the end of the final text, in which a stop string may have begun
+    bool has_ended_ = false;
+};
+
+/// Tokens decoded by a program, all of them again with every piece.
+class CalledRun final : public TextRun {
+public:
+    CalledRun(std::shared_ptr<const TextCallbacks> callbacks, Ints token_ids)
+        : callbacks_(std::move(callbacks)), token_ids_(std::move(token_ids)),
+          num_given_(callbacks_->decode(token_ids_).size()) {}
+
+    std::unique_ptr<TextRun> copied() const override { return std::make_unique<CalledRun>(*this); }
+    std::string push(TokenSpan token_ids) override {
+        token_ids_.insert(token_ids_.end(), token_ids.begin(), token_ids.end());
+        std::string text = rest();
+        while (text.ends_with("\xef\xbf\xbd")) text.resize(text.size() - 3);  // may be incomplete
+        num_given_ += text.size();
+        return text;
+    }
+    std::string rest(std::size_t num_characters = 0) const override {
+        const std::string text = callbacks_->decode(token_ids_);
+        const std::string rest = text.substr(std::min(num_given_, text.size()));
+        return num_characters ? std::string(last_characters(rest, num_characters)) : rest;
+    }
+
+private:
+    std::shared_ptr<const TextCallbacks> callbacks_;
+    Ints token_ids_;
+    std::size_t num_given_;  // bytes of the text
+};
+
+class CalledText final : public Text {
+public:
+    explicit CalledText(TextCallbacks callbacks)
+        : callbacks_(std::make_shared<const TextCallbacks>(std::move(callbacks))) {}
+    Ints encode(std::string_view text) const override { return callbacks_->encode(text); }
+    Ints chat(const Json&) const override {
+        throw Error("messages are given, but the text of this bundle is the program's; give the "
+                    "prompt that the chat template makes of them");
+    }
+    std::unique_ptr<TextRun> after(TokenSpan prompt_ids, bool) const override {
+        return std::make_unique<CalledRun>(callbacks_, Ints(prompt_ids.begin(), prompt_ids.end()));
+    }
+
+private:
+    std::shared_ptr<const TextCallbacks> callbacks_;
+};
+
+/// Text of the bundle's own tokenizer.
+class NativeRun final : public TextRun {
+public:
+    explicit NativeRun(TextWindow window) : window_(std::move(window)) {}
+    std::unique_ptr<TextRun> copied() const override { return std::make_unique<NativeRun>(*this); }
+    std::string push(TokenSpan token_ids) override { return window_.extend(token_ids); }
+    std::string rest(std::size_t num_characters) const override {
+        return num_characters ? window_.end_of_rest(num_characters) : window_.rest();
+    }
+
+private:
+    TextWindow window_;
+};
+
+/// Whatever the export has not found to be as in Python is refused with its reason.
+class NativeText final : public Text {
+public:
+    explicit NativeText(const Bundle& bundle)
+        : folder_(bundle.path), entry_(bundle.target.native_text) {
+        if (entry_.decodes) tokenizer_.emplace(bundle.path, bundle.target.bos_token_id);
+    }
+    Ints encode(std::string_view text) const override {
+        check(entry_.encodes, "text to token ids");
+        return tokenizer_->encode(text);
+    }
+    Ints chat(const Json& messages) const override {
+        check(entry_.encodes && entry_.renders, "chats to text");
+        return tokenizer_->encode(ChatTemplate(folder_).render(messages), false);
+    }
+    std::unique_ptr<TextRun> after(TokenSpan prompt_ids, bool skips_special) const override {
+        if (!entry_.decodes) return nullptr;
+        if (!skips_special) {
+            throw Error("skip_special_tokens is false, which the native library does not do yet; "
+                        "leave it out, or use the token ids of the result");
+        }
+        return std::make_unique<NativeRun>(TextWindow::after(*tokenizer_, prompt_ids));
+    }
+
+private:
+    void check(bool holds, const char* what) const {
+        if (holds && tokenizer_) return;
+        throw Error("the native library does not read " + std::string(what) + " for " +
+                    folder_.string() + " as Python does: " + entry_.reason +
+                    "; give token ids, or callbacks by dsbd_set_text");
+    }
+
+    std::filesystem::path folder_;
+    NativeTextEntry entry_;
+    std::optional<Tokenizer> tokenizer_;
+};
+
+}  // namespace
+
+std::unique_ptr<const Text> text_by(TextCallbacks callbacks) {
+    return std::make_unique<CalledText>(std::move(callbacks));
+}
+
+std::unique_ptr<const Text> text_of(const Bundle& bundle) {
+    return std::make_unique<NativeText>(bundle);
+}
+
+std::string text_until_stop(const TextRun& start, const Ints& token_ids,
+                            const DecodingConfig& config) {
+    const auto text_of_first = [&](std::size_t count) {
+        const std::unique_ptr<TextRun> run = start.copied();
+        std::string text = run->push(TokenSpan(token_ids).first(count));
+        return text + run->rest();
+    };
+    std::string text = text_of_first(token_ids.size()), exempt;
+    if (!config.stop_strings.empty() && config.min_new_tokens) {
+        exempt = text_of_first(std::min(config.min_new_tokens, token_ids.size()));
+        while (!text.starts_with(exempt)) exempt.pop_back();  // its end became another character
+    }
+    return text.substr(0, first_stop(text, config.stop_strings, exempt.size()));
+}
+
+std::shared_ptr<const StopState> stop_state(const TextRun& start, const DecodingConfig& config) {
+    if (config.stop_strings.empty()) return nullptr;
+    return std::make_shared<StopSearch>(
+        start, std::make_shared<const std::vector<std::string>>(config.stop_strings));
+}
+
+std::string TextStream::push(TokenSpan token_ids) {
+    const std::size_t count = std::min(num_exempt_, token_ids.size());
+    num_exempt_ -= count;
+    std::string text = count ? run_->push(token_ids.first(count)) : "";
+    return text + before_stop(run_->push(token_ids.subspan(count)));
+}
+
+std::string TextStream::finish() {
+    std::string text = before_stop(run_->rest());
+    if (!is_over_) text += held_;
+    held_.clear();
+    return text;
+}
+
+std::string TextStream::before_stop(const std::string& piece) {
+    if (is_over_) return "";
+    const std::string text = held_ + piece;
+    const std::size_t stop = first_stop(text, stops_);
+    is_over_ = stop != std::string::npos;
+    const std::size_t num_held = is_over_ ? 0 : num_begun(text);
+    held_ = text.substr(text.size() - num_held);
+    return text.substr(0, std::min(stop, text.size() - num_held));
+}
+
+/// Bytes at the end of a text that may begin a stop string.
+std::size_t TextStream::num_begun(std::string_view text) const {
+    std::size_t most = 0;
+    for (const std::string& stop : stops_) {
+        for (std::size_t n = std::min(stop.size() - 1, text.size()); n > most; --n) {
+            if (text.ends_with(std::string_view(stop).substr(0, n))) most = n;
+        }
+    }
+    return most;
+}
+
+}  // namespace dsbd

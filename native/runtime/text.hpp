@@ -1,0 +1,79 @@
+// Text of token ids (results.py): streams, stop strings, and who reads and writes it.
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "config.hpp"
+#include "logits_processing/path_states.hpp"
+#include "runtime/manifest.hpp"
+
+namespace dsbd {
+
+using TokenSpan = std::span<const std::int64_t>;
+
+/// Text of a growing token sequence after a prompt. Copies go on from the same place.
+class TextRun {
+public:
+    virtual ~TextRun() = default;
+    virtual std::unique_ptr<TextRun> copied() const = 0;
+    /// Take the next tokens; return the text that is certain now and was not returned yet.
+    virtual std::string push(TokenSpan token_ids) = 0;
+    /// The text that is not certain yet, at most its last `num_characters`; 0: all of it.
+    virtual std::string rest(std::size_t num_characters = 0) const = 0;
+};
+
+/// Turns texts into token ids and back.
+class Text {
+public:
+    virtual ~Text() = default;
+    virtual Ints encode(std::string_view text) const = 0;
+    /// Token ids of the messages of a chat.
+    virtual Ints chat(const Json& messages) const = 0;
+    virtual std::unique_ptr<TextRun> after(TokenSpan prompt_ids, bool skips_special) const = 0;
+};
+
+/// The text of a bundle; what it cannot do raises Error with the reason.
+std::unique_ptr<const Text> text_of(const Bundle& bundle);
+
+/// Callbacks of a program, instead of the bundle's own text. decode: the text of token ids.
+struct TextCallbacks {
+    std::function<Ints(std::string_view text)> encode;
+    std::function<std::string(TokenSpan token_ids)> decode;
+};
+std::unique_ptr<const Text> text_by(TextCallbacks callbacks);
+
+/// Text of new tokens, up to a stop string after the first `min_new_tokens`.
+std::string text_until_stop(const TextRun& start, const Ints& token_ids,
+                            const DecodingConfig& config);
+
+/// The state of the empty continuation for the stop strings of a request; null without any.
+std::shared_ptr<const StopState> stop_state(const TextRun& start, const DecodingConfig& config);
+
+/// Streams the text of a sequence up to a stop string.
+class TextStream {
+public:
+    TextStream(const TextRun& start, const DecodingConfig& config)
+        : run_(start.copied()), stops_(config.stop_strings), num_exempt_(config.min_new_tokens) {}
+
+    /// Take the next tokens; return the text that is final.
+    std::string push(TokenSpan token_ids);
+    std::string finish();
+
+private:
+    std::string before_stop(const std::string& piece);
+    std::size_t num_begun(std::string_view text) const;
+
+    std::unique_ptr<TextRun> run_;
+    std::vector<std::string> stops_;
+    std::size_t num_exempt_;  // tokens whose text no stop string ends
+    std::string held_;        // may begin a stop string
+    bool is_over_ = false;
+};
+
+}  // namespace dsbd

@@ -1,0 +1,119 @@
+// engine_test BUNDLE ROLE: do what each line of stdin says with an engine; a line of JSON for each.
+//
+// {"forward": {"token_ids", "positions", "mask", "logit_rows", ...}}: mask has a text of 0 and 1
+// for each row; "parent_features" names earlier forwards, those of ROLE "both" by their number. The
+// answer has the bits of every float as whole numbers. {"keep": [0, 1]}, {"full": row}: the
+// full logits of the last forward. With ROLE "both" a line has its own "role".
+#include <bit>
+#include <cstdint>
+#include <iostream>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "runtime/features.hpp"
+#include "runtime/ort_engine.hpp"
+
+namespace {
+
+using nlohmann::json;
+
+using AllFeatures = std::vector<std::shared_ptr<const dsbd::Features>>;
+
+dsbd::Forward forward_of(const json& given, std::size_t num_rows, const AllFeatures& features) {
+    dsbd::Forward forward;
+    forward.token_ids = given.at("token_ids").get<dsbd::Ints>();
+    forward.positions = given.at("positions").get<dsbd::Ints>();
+    forward.logit_rows = given.at("logit_rows").get<dsbd::Ints>();
+    forward.feature_rows = given.value("feature_rows", dsbd::Ints());
+    if (given.contains("parent_features")) {
+        const json& parents = given.at("parent_features");
+        forward.parent_features.sources = parents.at("sources").get<dsbd::Ints>();
+        forward.parent_features.rows = parents.at("rows").get<dsbd::Ints>();
+        for (const auto number : parents.at("forwards").get<std::vector<std::size_t>>()) {
+            forward.parent_features.forwards.push_back(features.at(number));
+        }
+    }
+    const auto mask = given.at("mask").get<std::vector<std::string>>();
+    forward.mask.reset(mask.size(), num_rows + mask.size());
+    for (std::size_t s = 0; s < mask.size(); ++s) {
+        for (std::size_t c = 0; c < mask[s].size(); ++c) {
+            if (mask[s][c] == '1') forward.mask.set(s, c);
+        }
+    }
+    return forward;
+}
+
+json bits_of(const float* values, std::size_t count) {
+    json bits = json::array();
+    for (std::size_t i = 0; i < count; ++i) bits.push_back(std::bit_cast<std::uint32_t>(values[i]));
+    return bits;
+}
+
+json answer_of(const dsbd::Logits& logits) {
+    const std::size_t num_rows = logits.num_rows;
+    if (logits.values) return {{"logits", bits_of(logits.values, num_rows * logits.vocab_size)}};
+    const std::size_t count = num_rows * logits.num_top;
+    return {{"top_logits", bits_of(logits.top_logits, count)},
+            {"top_ids", std::vector(logits.top_ids, logits.top_ids + count)},
+            {"logsumexp", bits_of(logits.logsumexp, num_rows)},
+            {"has_full", logits.full != nullptr}};
+}
+
+json features_of(const dsbd::ForwardResult& result) {
+    const auto& features = static_cast<const dsbd::HostFeatures&>(*result.features);
+    return bits_of(reinterpret_cast<const float*>(features.memory.data()),
+                   features.num_rows * features.row_bytes / sizeof(float));
+}
+
+json done(dsbd::OrtEngine& engine, dsbd::ForwardResult& last, AllFeatures& features,
+          const json& line) {
+    if (line.contains("forward")) {
+        last = engine.forward(forward_of(line.at("forward"), engine.num_rows(), features));
+        features.push_back(last.features);
+        json answer = answer_of(last.logits);
+        if (last.features) answer["features"] = features_of(last);
+        return answer;
+    }
+    if (line.contains("keep")) {
+        engine.keep(line.at("keep").get<dsbd::Ints>());
+    } else {
+        const auto row = last.logits.full->row(line.at("full").get<std::size_t>());
+        return {{"logits", bits_of(row.data(), row.size())}};
+    }
+    return {{"num_rows", engine.num_rows()}, {"num_free_rows", engine.num_free_rows()}};
+}
+
+}  // namespace
+
+int main(int, char** arguments) {
+    try {
+        const Ort::Env env = dsbd::ort_environment();
+        const dsbd::Bundle bundle = dsbd::open_bundle(arguments[1]);
+        std::map<std::string, std::unique_ptr<dsbd::OrtEngine>> engines;
+        for (const std::string role : {"target", "draft"}) {
+            if (arguments[2] != std::string("both") && arguments[2] != role) continue;
+            engines[role] = std::make_unique<dsbd::OrtEngine>(env, bundle, role,
+                                                              dsbd::EngineSettings{1, 20});
+        }
+        dsbd::ForwardResult last;
+        AllFeatures features;
+        for (std::string text; std::getline(std::cin, text);) {
+            json answer;
+            try {
+                const json line = json::parse(text);
+                const auto role = line.value("role", engines.begin()->first);
+                answer = done(*engines.at(role), last, features, line);
+            } catch (const dsbd::Error& error) {
+                answer = {{"error", error.what()}};
+            }
+            std::cout << answer.dump() << std::endl;
+        }
+    } catch (const dsbd::Error& error) {
+        std::cout << json{{"error", error.what()}}.dump() << std::endl;
+        return 2;
+    }
+}

@@ -1,0 +1,169 @@
+#include "added_tokens.hpp"
+
+#include <algorithm>
+#include <utility>
+
+#include "../core/error.hpp"
+#include "regex.hpp"
+#include "unicode.hpp"
+
+namespace dsbd {
+
+namespace {
+
+/// Return the id that the tokenizers library gives to a token, whatever the file says.
+std::int64_t id_of(const std::string& content, const Vocabulary& vocabulary,
+                   const std::map<std::int64_t, AddedToken>& by_id) {
+    if (const auto id = vocabulary.id_of(content)) return *id;
+    const auto size = static_cast<std::int64_t>(vocabulary.size());
+    return by_id.empty() ? size : std::max(by_id.rbegin()->first + 1, size);
+}
+
+AddedToken added_token(const Json& json, const std::string& where) {
+    Fields fields(json, where);
+    AddedToken token;
+    token.id = fields.count("id");
+    token.content = token.spelling = fields.text("content");
+    token.is_single_word = fields.flag("single_word");
+    token.strips_left = fields.flag("lstrip");
+    token.strips_right = fields.flag("rstrip");
+    token.is_normalized = fields.flag("normalized");
+    token.is_special = fields.flag("special");
+    fields.check_all_read();
+    return token;
+}
+
+std::size_t begin_of_spaces(std::string_view text, std::size_t end) {
+    std::size_t begin = 0;
+    std::size_t at = 0;
+    for_each_character(text.substr(0, end), [&](char32_t code, std::string_view character) {
+        at += character.size();
+        begin = is_space(code) ? begin : at;
+    });
+    return begin;
+}
+
+std::size_t end_of_spaces(std::string_view text, std::size_t begin) {
+    while (begin < text.size()) {
+        const std::size_t length = scanned(text, begin).length;
+        if (!is_space(code_at(text, begin, length))) break;
+        begin += length;
+    }
+    return begin;
+}
+
+/// Whether a character of a word is next to a range.
+bool is_within_word(std::string_view text, Range range) {
+    std::size_t last = range.begin;
+    while (last > 0 && (static_cast<unsigned char>(text[--last]) & 0xC0) == 0x80) {
+    }
+    const auto is_word_at = [&](std::size_t begin) {
+        return is_word(code_at(text, begin, scanned(text, begin).length));
+    };
+    return (range.begin > 0 && is_word_at(last)) ||
+           (range.end < text.size() && is_word_at(range.end));
+}
+
+}  // namespace
+
+AddedTokens::AddedTokens(const Json& list, const Vocabulary& vocabulary,
+                         const Normalizer* normalizer, const std::string& where) {
+    if (!list.is_array() && !list.is_null()) {
+        throw Error(where + " is " + in_short(list) + ", expected a list; export the bundle again");
+    }
+    for (std::size_t i = 0; i < list.size(); ++i) {
+        const std::string place = where + "[" + std::to_string(i) + "]";
+        AddedToken token = added_token(list[i], place);
+        const std::int64_t id = id_of(token.content, vocabulary, by_id_);
+        if (token.content.empty() || token.id != id || by_id_.count(id) != 0) {
+            throw Error(place + " is " + in_short(list[i]) + ", expected a text of its own and id " +
+                        std::to_string(id) + "; export the bundle again");
+        }
+        if (token.is_normalized) {
+            if (normalizer == nullptr) {
+                throw Error(place + " is normalized, by a normalizer that is not known here; use "
+                            "the C library or callbacks for this tokenizer");
+            }
+            token.spelling = normalizer->normalized(token.content);
+        }
+        if (token.is_special) special_.insert(token.content);
+        const AddedToken& added = by_id_.emplace(id, std::move(token)).first->second;
+        (added.is_normalized ? normalized_ : plain_).add(added, place);
+    }
+}
+
+const AddedToken* AddedTokens::find(std::int64_t id) const {
+    const auto found = by_id_.find(id);
+    return found == by_id_.end() ? nullptr : &found->second;
+}
+
+void AddedTokens::Trie::add(const AddedToken& token, const std::string& where) {
+    std::size_t node = 0;
+    for (const char c : token.spelling) {
+        const auto [found, is_new] = nodes_[node].next.emplace(c, nodes_.size());
+        node = found->second;
+        if (is_new) nodes_.emplace_back();
+    }
+    if (node == 0 || nodes_[node].token != nullptr) {
+        throw Error(where + " is '" + token.content + "', which the normalizer makes equal to " +
+                    (node == 0 ? "nothing" : "another token") +
+                    "; use the C library or callbacks for this tokenizer");
+    }
+    nodes_[node].token = &token;
+}
+
+const AddedToken* AddedTokens::Trie::longest(std::string_view text, std::size_t begin) const {
+    const AddedToken* token = nullptr;
+    std::size_t node = 0;
+    for (std::size_t at = begin; at < text.size(); ++at) {
+        const auto found = nodes_[node].next.find(text[at]);
+        if (found == nodes_[node].next.end()) break;
+        node = found->second;
+        token = nodes_[node].token != nullptr ? nodes_[node].token : token;
+    }
+    return token;
+}
+
+std::vector<Piece> AddedTokens::split(const Word& word, const Trie& trie) {
+    const std::string& text = word.text;
+    std::vector<Piece> pieces;
+    std::size_t end = 0;  // of the last piece
+    const auto add_word = [&](std::size_t stop) {
+        if (end < stop) {
+            const bool is_at_start = word.is_at_start && end == 0;
+            pieces.push_back({{text.substr(end, stop - end), is_at_start}, nullptr});
+        }
+    };
+    for (std::size_t at = 0; at < text.size();) {
+        const AddedToken* token = trie.longest(text, at);
+        if (token == nullptr) {
+            ++at;
+            continue;
+        }
+        Range range{at, at + token->spelling.size()};
+        at = range.end;
+        if (token->is_single_word && is_within_word(text, range)) continue;
+        if (token->strips_left) range.begin = std::max(begin_of_spaces(text, range.begin), end);
+        if (token->strips_right) range.end = end_of_spaces(text, range.end);
+        add_word(range.begin);
+        pieces.push_back({{}, token});
+        end = range.end;
+    }
+    add_word(text.size());
+    return pieces;
+}
+
+std::vector<Piece> AddedTokens::split(std::string_view text, const Normalizer& normalizer) const {
+    std::vector<Piece> pieces;
+    for (Piece& piece : split(Word{std::string(text), true}, plain_)) {
+        if (piece.token != nullptr) {
+            pieces.push_back(std::move(piece));
+            continue;
+        }
+        piece.word.text = normalizer.normalized(std::move(piece.word.text));
+        for (Piece& part : split(piece.word, normalized_)) pieces.push_back(std::move(part));
+    }
+    return pieces;
+}
+
+}  // namespace dsbd

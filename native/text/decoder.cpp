@@ -1,0 +1,222 @@
+#include "decoder.hpp"
+
+#include <algorithm>
+#include <cstdlib>
+#include <utility>
+
+#include "normalizer.hpp"
+#include "pre_tokenizer.hpp"
+#include "unicode.hpp"
+
+namespace dsbd {
+
+namespace {
+
+using Tokens = std::vector<std::string>;
+using Step = std::function<void(Tokens&)>;
+
+std::string joined(const Tokens& tokens, std::string_view separator = "") {
+    std::string text;
+    for (std::size_t i = 0; i < tokens.size(); ++i) {
+        text.append(i > 0 ? separator : "").append(tokens[i]);
+    }
+    return text;
+}
+
+void replace_all(std::string& text, std::string_view from, std::string_view to) {
+    for (std::size_t at = text.find(from); at != std::string::npos;
+         at = text.find(from, at + to.size())) {
+        text.replace(at, from.size(), to);
+    }
+}
+
+void byte_level(Tokens& tokens) {
+    std::string bytes;
+    for (const std::string& token : tokens) bytes += bytes_from_symbols(token).value_or(token);
+    tokens = {text_of_bytes(bytes)};
+}
+
+void byte_fallback(Tokens& tokens) {
+    Tokens found;
+    std::string run;
+    const auto end_run = [&] {
+        if (is_valid(run)) {
+            found.push_back(run);
+        } else {
+            found.insert(found.end(), run.size(), std::string(replacement_character));
+        }
+        run.clear();
+    };
+    for (const std::string& token : tokens) {
+        if (const auto byte = byte_of_spelling(token)) {
+            run += *byte;
+            continue;
+        }
+        if (!run.empty()) end_run();
+        found.push_back(token);
+    }
+    if (!run.empty()) end_run();
+    tokens = std::move(found);
+}
+
+Step strip(Fields& fields) {
+    const std::string content = fields.character("content");
+    const std::int64_t start = fields.count("start");
+    const std::int64_t stop = fields.count("stop");
+    return [=](Tokens& tokens) {
+        for (std::string& token : tokens) {
+            for (std::int64_t i = 0; i < start && token.rfind(content, 0) == 0; ++i) {
+                token.erase(0, content.size());
+            }
+            for (std::int64_t i = 0; i < stop && token.size() >= content.size() &&
+                                     token.compare(token.size() - content.size(),
+                                                   std::string::npos, content) == 0;
+                 ++i) {
+                token.erase(token.size() - content.size());
+            }
+        }
+    };
+}
+
+Step metaspace(Fields& fields, std::size_t& num_dropped_spaces) {
+    const std::string replacement = fields.character("replacement");
+    const bool begins = fields.text_or_null("prepend_scheme").value_or("always") != "never" &&
+                        fields.flag("add_prefix_space", true);
+    fields.skip({"split", "str_rep"});
+    num_dropped_spaces += begins;
+    return [=](Tokens& tokens) {
+        for (std::size_t i = 0; i < tokens.size(); ++i) {
+            replace_all(tokens[i], replacement, i == 0 && begins ? "" : " ");
+        }
+    };
+}
+
+Step word_piece(Fields& fields) {
+    const std::string prefix = fields.text("prefix");
+    const bool cleans = fields.flag("cleanup");
+    return [=](Tokens& tokens) {
+        constexpr std::pair<std::string_view, std::string_view> cleaned[] = {
+            {" .", "."},      {" ?", "?"},     {" !", "!"},           {" ,", ","},
+            {" ' ", "'"},     {" n't", "n't"}, {" 'm", "'m"},         {" do not", " don't"},
+            {" 's", "'s"},    {" 've", "'ve"}, {" 're", "'re"}};
+        for (std::size_t i = 0; i < tokens.size(); ++i) {
+            std::string& token = tokens[i];
+            if (i > 0) {
+                token = token.rfind(prefix, 0) == 0 ? token.substr(prefix.size()) : " " + token;
+            }
+            for (const auto& [from, to] : cleaned) if (cleans) replace_all(token, from, to);
+        }
+    };
+}
+
+Step word_ends(Fields& fields) {
+    const std::string suffix = fields.text("suffix");
+    if (suffix.empty()) fields.refuse("suffix", "a text that is not empty");
+    return [=](Tokens& tokens) {
+        for (std::size_t i = 0; i < tokens.size(); ++i) {
+            replace_all(tokens[i], suffix, i + 1 == tokens.size() ? "" : " ");
+        }
+    };
+}
+
+/// What `joints_of` reads of a step.
+struct Kind {
+    std::string type;
+    bool keeps_bytes = false;      // it leaves every <0xE2> as it is
+    bool is_by_character = false;  // it treats each character of a joined text by itself
+};
+
+Step replace(Fields& fields, Kind& kind) {
+    const Pattern pattern(fields);
+    const std::string content = fields.text("content");
+    const std::string& plain = pattern.plain();
+    kind.keeps_bytes = !plain.empty() &&
+                       (plain + content).find_first_of("<0x123456789abcdefABCDEF+>") ==
+                           std::string::npos;
+    kind.is_by_character = !plain.empty() && scanned(plain, 0).length == plain.size();
+    return [=](Tokens& tokens) {
+        for (std::string& token : tokens) token = replaced(token, pattern, content);
+    };
+}
+
+Step step_of(Fields& fields, Kind& kind, TextJoints& joints) {
+    kind.type = fields.text("type");
+    kind.is_by_character = kind.type == "Fuse" || kind.type == "Metaspace";
+    if (kind.type == "ByteLevel") {
+        fields.skip({"add_prefix_space", "trim_offsets", "use_regex"});
+        return byte_level;
+    }
+    if (kind.type == "ByteFallback") return byte_fallback;
+    if (kind.type == "Fuse") {
+        return [](Tokens& tokens) { tokens = {joined(tokens)}; };
+    }
+    if (kind.type == "Strip") {
+        kind.is_by_character = fields.count("start") <= most_stripped && fields.count("stop") == 0;
+        if (fields.text("content") == " ") {
+            joints.num_dropped_spaces += static_cast<std::size_t>(fields.count("start"));
+        }
+        return strip(fields);
+    }
+    if (kind.type == "Replace") return replace(fields, kind);
+    if (kind.type == "Metaspace") return metaspace(fields, joints.num_dropped_spaces);
+    if (kind.type == "WordPiece") return word_piece(fields);
+    if (kind.type == "BPEDecoder") return word_ends(fields);
+    fields.refuse("type", "a decoder that is known here");
+}
+
+bool is_by_token(const Kind& kind) {
+    const std::string_view known[] = {"Replace",   "Strip",      "Metaspace",
+                                      "WordPiece", "BPEDecoder", "ByteFallback"};
+    return std::find(std::begin(known), std::end(known), kind.type) != std::end(known);
+}
+
+void complete(TextJoints& joints, const std::vector<Kind>& kinds) {
+    const auto begin = kinds.begin();
+    const auto end = kinds.end();
+    const auto is_bytes = [](const Kind& kind) { return kind.type == "ByteLevel"; };
+    const auto is_fallback = [](const Kind& kind) { return kind.type == "ByteFallback"; };
+    const bool joins_bytes = std::any_of(begin, end, is_bytes);
+    const auto fallback = std::find_if(begin, end, is_fallback);
+    const bool has_byte_runs = fallback != end;
+    const auto joint = std::find_if(begin, end, [&](const Kind& kind) {
+        return kind.type == "Fuse" || is_bytes(kind);
+    });
+    joints.is_local =
+        std::all_of(begin, joint, is_by_token) &&
+        (!has_byte_runs ||
+         std::all_of(begin, fallback, [](const Kind& kind) { return kind.keeps_bytes; })) &&
+        std::count_if(begin, end, is_fallback) <= 1 && !(joins_bytes && has_byte_runs) &&
+        (joint == end || std::all_of(joint + 1, end,
+                                     [](const Kind& kind) { return kind.is_by_character; }));
+    joints.joins_bytes = joints.is_local && joins_bytes;
+    joints.has_byte_runs = joints.is_local && has_byte_runs;
+}
+
+}  // namespace
+
+Decoder::Decoder(const Json& json, const std::string& where) : is_given_(!json.is_null()) {
+    std::vector<Kind> kinds;
+    for (const auto& [step, place] : steps_of(json, where, "decoders")) {
+        Fields fields(*step, place);
+        steps_.push_back(step_of(fields, kinds.emplace_back(), joints_));
+        fields.check_all_read();
+    }
+    complete(joints_, kinds);
+}
+
+std::string Decoder::decoded(std::vector<std::string> tokens) const {
+    for (const auto& step : steps_) step(tokens);
+    return joined(tokens, is_given_ ? "" : " ");
+}
+
+std::optional<char> byte_of_spelling(std::string_view token) {
+    if (token.size() != 6 || token.substr(0, 3) != "<0x" || token[5] != '>') return std::nullopt;
+    // The tokenizers library reads "+A" as 10 as well.
+    const std::string digits(token.substr(token[3] == '+' ? 4 : 3, token[3] == '+' ? 1 : 2));
+    if (digits.find_first_not_of("0123456789abcdefABCDEF") != std::string::npos) {
+        return std::nullopt;
+    }
+    return static_cast<char>(std::strtol(digits.c_str(), nullptr, 16));
+}
+
+}  // namespace dsbd

@@ -1,0 +1,95 @@
+// dsbd_native_text FOLDER [BOS_TOKEN_ID]: the tokenizer of a folder, for checks of the library against Python.
+//
+// Each line of standard input is an object; each line of output is the answer in JSON, or
+// {"error": "..."}:
+//   {"encode": text, "special": true}    ids
+//   {"decode": ids, "special": false}    text; special: whether special tokens are spelled out
+//   {"stream": ids, "after": 0}          pieces, the rest last; after: so many ids are the prompt
+//   {"bytes": id}                        the token's bytes, each a number, and its name
+//   {"chat": messages, "variables": {"add_generation_prompt": true, "tools": [...]}}   text
+#include <iostream>
+#include <string>
+
+#include "../core/error.hpp"
+#include "chat_template.hpp"
+#include "stream_decoder.hpp"
+#include "tokenizer.hpp"
+
+namespace {
+
+using dsbd::Fields;
+using dsbd::Json;
+
+std::vector<std::int64_t> ids_in(Fields& request, const char* name) {
+    std::vector<std::int64_t> ids;
+    for (const Json& id : request.list(name)) {
+        ids.push_back(id.is_number_integer() ? id.get<std::int64_t>() : -1);
+    }
+    return ids;
+}
+
+Json streamed(const dsbd::Tokenizer& tokenizer, Fields& request) {
+    const std::vector<std::int64_t> all = ids_in(request, "stream");
+    const dsbd::TokenIds ids(all);
+    const auto after = std::min(static_cast<std::size_t>(request.count("after")), ids.size());
+    dsbd::StreamDecoder decoder(dsbd::TextWindow::after(tokenizer, ids.first(after)));
+    Json pieces = Json::array();
+    for (std::size_t i = after; i < ids.size(); ++i) {
+        pieces.push_back(decoder.push(ids.subspan(i, 1)));
+    }
+    pieces.push_back(decoder.finish());
+    return pieces;
+}
+
+Json rendered(const std::string& folder, Fields& request) {
+    static const dsbd::ChatTemplate chat_template(folder);
+    const Json* variables = request.find("variables");
+    return chat_template.render(request.at("chat"),
+                                variables == nullptr ? Json::object() : *variables);
+}
+
+Json answer(const dsbd::Tokenizer& tokenizer, const std::string& folder, const std::string& line) {
+    const Json json = dsbd::json_from_text(line, "a line");
+    Fields request(json, "a line");
+    if (request.find("encode") != nullptr) {
+        return tokenizer.encode(request.text("encode"), request.flag("special", true));
+    }
+    if (request.find("decode") != nullptr) {
+        return tokenizer.decode(ids_in(request, "decode"), !request.flag("special", false));
+    }
+    if (request.find("stream") != nullptr) return streamed(tokenizer, request);
+    if (request.find("chat") != nullptr) return rendered(folder, request);
+    const std::int64_t id = request.count("bytes");
+    Json bytes = Json::array();
+    for (const char byte : tokenizer.bytes_of(id)) {
+        bytes.push_back(static_cast<unsigned char>(byte));
+    }
+    return {{"bytes", bytes}, {"name", tokenizer.name_of(id)}};
+}
+
+}  // namespace
+
+int main(int num_arguments, char** arguments) {
+    if (num_arguments != 2 && num_arguments != 3) {
+        std::cerr << "usage: dsbd_native_text FOLDER [BOS_TOKEN_ID] < requests, one a line\n";
+        return 2;
+    }
+    try {
+        const auto bos_token_id =
+            num_arguments == 3 ? std::optional<std::int64_t>(std::stoll(arguments[2])) : std::nullopt;
+        const dsbd::Tokenizer tokenizer(arguments[1], bos_token_id);
+        for (std::string line; std::getline(std::cin, line);) {
+            Json found;
+            try {
+                found = answer(tokenizer, arguments[1], line);
+            } catch (const dsbd::Error& error) {
+                found = {{"error", error.what()}};
+            }
+            std::cout << found.dump(-1, ' ', true) << '\n' << std::flush;
+        }
+    } catch (const std::exception& error) {
+        std::cerr << "error: " << error.what() << '\n';
+        return 1;
+    }
+    return 0;
+}

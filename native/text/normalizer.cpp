@@ -1,0 +1,160 @@
+#include "normalizer.hpp"
+
+#include <utility>
+
+#include "unicode.hpp"
+
+namespace dsbd {
+
+namespace {
+
+bool is_chinese(char32_t code) {
+    return (code >= 0x4E00 && code <= 0x9FFF) || (code >= 0x3400 && code <= 0x4DBF) ||
+           (code >= 0x20000 && code <= 0x2A6DF) || (code >= 0x2A700 && code <= 0x2B73F) ||
+           (code >= 0x2B740 && code <= 0x2B81F) || (code >= 0x2B920 && code <= 0x2CEAF) ||
+           (code >= 0xF900 && code <= 0xFAFF) || (code >= 0x2F800 && code <= 0x2FA1F);
+}
+
+/// Return a text without the characters for which `is_dropped`.
+template <class IsDropped>
+std::string without(std::string_view text, const IsDropped& is_dropped) {
+    std::string kept;
+    for_each_character(text, [&](char32_t code, std::string_view character) {
+        if (!is_dropped(code)) kept += character;
+    });
+    return kept;
+}
+
+std::string clean_text(std::string_view text) {
+    std::string cleaned;
+    for_each_character(text, [&](char32_t code, std::string_view character) {
+        if (code == '\t' || code == '\n' || code == '\r') {
+            cleaned += ' ';
+        } else if (code != 0xFFFD && !is_control(code)) {
+            cleaned += is_space(code) ? " " : character;
+        }
+    });
+    return cleaned;
+}
+
+std::string spaced_chinese(std::string_view text) {
+    std::string spaced;
+    for_each_character(text, [&](char32_t code, std::string_view character) {
+        if (is_chinese(code)) {
+            spaced.append(" ").append(character).append(" ");
+        } else {
+            spaced += character;
+        }
+    });
+    return spaced;
+}
+
+std::string stripped(std::string_view text, bool left, bool right) {
+    std::size_t begin = left ? text.size() : 0;
+    std::size_t end = right ? 0 : text.size();
+    std::size_t at = 0;
+    for_each_character(text, [&](char32_t code, std::string_view character) {
+        if (!is_space(code)) {
+            begin = std::min(begin, at);
+            end = right ? at + character.size() : end;
+        }
+        at += character.size();
+    });
+    return std::string(text.substr(begin, end - std::min(begin, end)));
+}
+
+std::function<std::string(std::string)> bert_normalizer(Fields& fields) {
+    const bool cleans = fields.flag("clean_text");
+    const bool spaces_chinese = fields.flag("handle_chinese_chars");
+    const bool lowers = fields.flag("lowercase");
+    const bool strips_accents = fields.flag("strip_accents", lowers);
+    return [=](std::string text) {
+        text = cleans ? clean_text(text) : text;
+        text = spaces_chinese ? spaced_chinese(text) : text;
+        if (strips_accents) text = without(normal_form(text, NormalForm::nfd), is_accent);
+        return lowers ? lower_case(text) : text;
+    };
+}
+
+}  // namespace
+
+Pattern::Pattern(Fields& fields) {
+    Fields kind(fields.at("pattern"), fields.place("pattern"));
+    if (const auto plain = kind.text_or_null("String")) {
+        if (plain->empty()) kind.refuse("String", "a text that is not empty");
+        plain_ = *plain;
+        find_ = [plain = *plain](std::string_view text) { return dsbd::find_all(text, plain); };
+    } else {
+        find_ = [regex = Regex(kind.text("Regex"), kind.where())](std::string_view text) {
+            return regex.find_all(text);
+        };
+    }
+    kind.check_all_read();
+}
+
+std::string replaced(std::string_view text, const Pattern& pattern, std::string_view content) {
+    std::string result;
+    std::size_t end = 0;
+    for (const Range& match : pattern.find_all(text)) {
+        result += text.substr(end, match.begin - end);
+        result += content;
+        end = match.end;
+    }
+    result += text.substr(end);
+    return result;
+}
+
+Normalizer::Normalizer(const Json& json, const std::string& where) {
+    for (const auto& [step, place] : steps_of(json, where, "normalizers")) add(*step, place);
+}
+
+std::string Normalizer::normalized(std::string text) const {
+    for (const auto& step : steps_) text = step(std::move(text));
+    return text;
+}
+
+void Normalizer::add(const Json& json, const std::string& where) {
+    Fields fields(json, where);
+    const std::string type = fields.text("type");
+    const std::pair<std::string_view, NormalForm> forms[] = {{"NFC", NormalForm::nfc},
+                                                             {"NFD", NormalForm::nfd},
+                                                             {"NFKC", NormalForm::nfkc},
+                                                             {"NFKD", NormalForm::nfkd}};
+    for (const auto& [name, form] : forms) {
+        if (type == name) {
+            steps_.push_back([form = form](std::string text) { return normal_form(text, form); });
+            return fields.check_all_read();
+        }
+    }
+    if (type == "Prepend") {
+        steps_.push_back([prefix = fields.text("prepend")](std::string text) {
+            return text.empty() ? text : prefix + text;
+        });
+    } else if (type == "Replace") {
+        const Pattern pattern(fields);
+        const std::string content = fields.text("content");
+        const std::string& plain = pattern.plain();
+        keeps_start_ = keeps_start_ && !content.empty() && !plain.empty() &&
+                       scanned(plain, 0).length == plain.size();
+        steps_.push_back(
+            [=](std::string text) { return replaced(text, pattern, content); });
+    } else if (type == "Lowercase") {
+        steps_.push_back([](std::string text) { return lower_case(text); });
+    } else if (type == "Strip") {
+        const bool left = fields.flag("strip_left");
+        const bool right = fields.flag("strip_right");
+        steps_.push_back([=](std::string text) { return stripped(text, left, right); });
+        keeps_start_ = keeps_start_ && !left;
+    } else if (type == "StripAccents") {
+        steps_.push_back([](std::string text) { return without(text, is_mark); });
+        keeps_start_ = false;
+    } else if (type == "BertNormalizer") {
+        steps_.push_back(bert_normalizer(fields));
+        keeps_start_ = false;
+    } else {
+        fields.refuse("type", "a normalizer that is known here");
+    }
+    fields.check_all_read();
+}
+
+}  // namespace dsbd

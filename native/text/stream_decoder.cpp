@@ -1,0 +1,190 @@
+#include "stream_decoder.hpp"
+
+#include <algorithm>
+#include <iterator>
+
+#include "unicode.hpp"
+
+namespace dsbd {
+
+namespace {
+
+constexpr std::size_t most_bytes = 4;  // of a UTF-8 character
+// Tokens that later text can depend on. The bytes of an unfinished character are in at most three
+// of them, and one of four has text that no Strip removes (`most_stripped`).
+constexpr std::size_t num_context = 4;
+constexpr std::size_t most_tokens = 2 * num_context;
+
+std::string characters(std::string_view text, std::size_t begin, std::size_t end) {
+    std::string found;
+    std::size_t index = 0;
+    for_each_character(text, [&](char32_t, std::string_view character) {
+        if (index >= begin && index < end) found += character;
+        ++index;
+    });
+    return found;
+}
+
+bool ends_with_replacement(std::string_view text) {
+    return text.size() >= replacement_character.size() &&
+           text.substr(text.size() - replacement_character.size()) == replacement_character;
+}
+
+/// Return how many characters at the end of a text belong to an incomplete character.
+std::size_t num_unfinished(const Tokenizer& tokenizer, TokenIds tokens, std::string_view text) {
+    if (!tokenizer.joints().is_local) {  // which bytes they are is not known
+        std::size_t count = 0;
+        for (; ends_with_replacement(text); ++count) {
+            text.remove_suffix(replacement_character.size());
+        }
+        return count;
+    }
+    if (!tokenizer.joints().joins_bytes) return 0;
+    std::string bytes;
+    for (const std::int64_t token : tokens) bytes += tokenizer.bytes_of(token);
+    return ends_within_character(bytes) ? 1 : 0;
+}
+
+/// Return the last tokens that the text of further tokens depends on.
+std::vector<std::int64_t> end_of(const Tokenizer& tokenizer, TokenIds token_ids) {
+    if (!tokenizer.joints().is_local) {
+        return {token_ids.begin(), token_ids.end()};
+    }
+    std::vector<std::int64_t> found;
+    std::size_t num_before_run = 0;
+    for (std::size_t i = token_ids.size(); i > 0 && num_before_run < num_context; --i) {
+        const std::int64_t token = token_ids[i - 1];
+        if (tokenizer.adds_text(token)) {
+            found.push_back(token);
+            num_before_run += num_before_run > 0 || !tokenizer.byte_of(token);
+        }
+    }
+    std::reverse(found.begin(), found.end());
+    return found;
+}
+
+std::vector<std::int64_t> joined(TokenIds first, TokenIds second, TokenIds third = {}) {
+    std::vector<std::int64_t> all(first.begin(), first.end());
+    all.insert(all.end(), second.begin(), second.end());
+    all.insert(all.end(), third.begin(), third.end());
+    return all;
+}
+
+constexpr std::size_t end_of_text = static_cast<std::size_t>(-1);
+
+}  // namespace
+
+TextWindow TextWindow::after(const Tokenizer& tokenizer, TokenIds token_ids) {
+    TextWindow window(tokenizer);
+    window.extend(end_of(tokenizer, token_ids));
+    if (!window.run_.empty()) {
+        window.give_characters_of_run();
+        return window;
+    }
+    const std::string text = tokenizer.decode(window.tokens_);
+    window.num_held_ = num_unfinished(tokenizer, window.tokens_, text);
+    window.num_given_ = num_characters(text) - window.num_held_;
+    return window;
+}
+
+std::size_t TextWindow::num_dropped_spaces() const {
+    const bool has_text = !tokens_.empty() || !run_.empty();
+    return has_text ? 0 : tokenizer_->joints().num_dropped_spaces;
+}
+
+std::string TextWindow::text_of(TokenIds token_ids) const {
+    return characters(tokenizer_->decode(joined(tokens_, run_, token_ids)), num_given_,
+                      end_of_text);
+}
+
+std::string TextWindow::extend(TokenIds token_ids) {
+    const std::size_t num_before = tokens_.size();
+    for (const std::int64_t token : token_ids) if (tokenizer_->adds_text(token)) add(token);
+    return tokens_.size() == num_before ? "" : give_text();
+}
+
+std::string TextWindow::end_of_rest(std::size_t num_wanted) const {
+    if (!tokenizer_->joints().is_local) return rest();
+    if (run_.empty() || !unfinished_.empty()) return "";
+    const std::size_t most = most_bytes * num_wanted;
+    std::size_t start = run_.size() > most ? run_.size() - most : 0;
+    while ((static_cast<unsigned char>(*tokenizer_->byte_of(run_[start])) & 0xC0) == 0x80) ++start;
+    return characters(tokenizer_->decode(joined(tokens_, TokenIds(run_).subspan(start))),
+                      num_given_, end_of_text);
+}
+
+void TextWindow::add(std::int64_t token_id) {
+    const std::optional<char> byte = tokenizer_->byte_of(token_id);
+    if (!byte) {
+        end_run();
+        tokens_.push_back(token_id);
+        return;
+    }
+    if (!invalid_.empty()) {
+        tokens_.push_back(token_id);
+        return;
+    }
+    run_.push_back(token_id);
+    unfinished_ += *byte;
+    const Scan scan = scanned(unfinished_, 0);
+    if (scan.is_character) {
+        unfinished_.clear();
+    } else if (!scan.is_begun) {
+        const auto first = run_.end() - static_cast<std::ptrdiff_t>(unfinished_.size());
+        std::vector<std::int64_t> invalid(first, run_.end());
+        end_run();
+        invalid_ = std::move(invalid);
+    }
+}
+
+/// Move the run to the tokens before it.
+void TextWindow::end_run() {
+    tokens_.insert(tokens_.end(), run_.begin(), run_.end());
+    run_.clear();
+    unfinished_.clear();
+    invalid_.clear();
+}
+
+/// Return the certain text of the tokens; keep those that later text depends on.
+std::string TextWindow::give_text() {
+    const TextJoints& joints = tokenizer_->joints();
+    if (!joints.is_local) {
+        num_held_ = 1;
+        return "";
+    }
+    const std::string text = tokenizer_->decode(tokens_);
+    num_held_ = joints.joins_bytes && ends_with_replacement(text) ? 1 : 0;
+    const std::size_t num_given = std::max(num_characters(text) - num_held_, num_given_);
+    std::string piece = characters(text, num_given_, num_given);
+    num_given_ = num_given;
+    if (tokens_.size() > most_tokens) {
+        tokens_ = !invalid_.empty() ? invalid_
+                                    : std::vector<std::int64_t>(tokens_.end() - num_context,
+                                                                tokens_.end());
+        num_given_ = num_characters(tokenizer_->decode(tokens_)) - num_held_;
+    }
+    return piece;
+}
+
+/// Mark complete characters of the run as returned: a letter replaces them.
+void TextWindow::give_characters_of_run() {
+    const std::size_t num_finished = run_.size() - unfinished_.size();
+    if (num_finished > 0) {
+        tokens_ = {tokenizer_->letter()};
+        num_given_ = num_characters(tokenizer_->decode(tokens_));
+        run_.erase(run_.begin(), run_.begin() + static_cast<std::ptrdiff_t>(num_finished));
+    }
+}
+
+std::string whole_text(const Tokenizer& tokenizer, TokenIds token_ids) {
+    const TextWindow window = TextWindow::after(tokenizer, token_ids);
+    std::size_t end = token_ids.size();
+    for (std::size_t num_unfinished = window.run_.size(); num_unfinished > 0;) {
+        --end;
+        num_unfinished -= tokenizer.adds_text(token_ids[end]);
+    }
+    const std::string text = tokenizer.decode(token_ids.first(end));
+    return characters(text, 0, num_characters(text) - window.num_held_);
+}
+
+}  // namespace dsbd

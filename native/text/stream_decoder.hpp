@@ -1,0 +1,83 @@
+// Streaming decoder: the text of a growing token sequence in pieces that stay unchanged.
+//
+// The text of a continuation is the text that its tokens add to the tokens before them. Which text
+// is certain depends on how tokens join (`TextJoints`): of byte-level tokenizers all but a U+FFFD
+// at the end, which may be an incomplete character; a run of byte tokens when it ends, or once it
+// cannot be UTF-8 anymore; of tokenizers that work token by token, all; of a decoder that looks for
+// text across tokens, nothing before the end. Numbers of characters are of code points.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tokenizer.hpp"
+
+namespace dsbd {
+
+/// The end of a token sequence: all of it that further text depends on. Paths with a common
+/// beginning can share it; without tokens it is the start of a text.
+class TextWindow {
+public:
+    explicit TextWindow(const Tokenizer& tokenizer) : tokenizer_(&tokenizer) {}
+    /// Return the window after a prompt, whose `whole_text` counts as returned.
+    static TextWindow after(const Tokenizer& tokenizer, TokenIds token_ids);
+
+    /// Whether all text was returned.
+    bool is_certain() const { return run_.empty() && num_held_ == 0; }
+    /// Number of spaces dropped here: 0 except at the beginning of a text.
+    std::size_t num_dropped_spaces() const;
+    std::string text_of(TokenIds token_ids) const;
+    /// Take the next tokens; return the text that is certain now and was not returned yet.
+    std::string extend(TokenIds token_ids);
+    /// Return the text that is not certain yet, an unfinished character as U+FFFD.
+    std::string rest() const { return is_certain() ? "" : text_of({}); }
+    /// Return the end of the uncertain text, at least so many characters if it is that long.
+    ///
+    /// The work does not grow with the run. An incomplete character, and a whole run that ends in
+    /// one, are left out.
+    std::string end_of_rest(std::size_t num_wanted) const;
+
+private:
+    friend std::string whole_text(const Tokenizer& tokenizer, TokenIds token_ids);
+
+    void add(std::int64_t token_id);
+    void end_run();
+    std::string give_text();
+    void give_characters_of_run();
+
+    const Tokenizer* tokenizer_;
+    std::vector<std::int64_t> tokens_;   // the last ones before `run_`
+    std::size_t num_given_ = 0;          // characters of the text of `tokens_` that were returned
+    std::size_t num_held_ = 0;           // characters after those: they can still change
+    std::vector<std::int64_t> run_;      // byte tokens at the end that are UTF-8 so far
+    std::string unfinished_;             // the last bytes of `run_`, where they begin a character
+    std::vector<std::int64_t> invalid_;  // those that made the run at the end of `tokens_` invalid
+};
+
+/// Return the text of tokens, without an incomplete character at their end.
+std::string whole_text(const Tokenizer& tokenizer, TokenIds token_ids);
+
+/// Incremental decoder of tokens.
+class StreamDecoder {
+public:
+    /// start: `TextWindow::after` a prompt, or `TextWindow(tokenizer)`, a new text.
+    explicit StreamDecoder(TextWindow start) : start_(start), window_(std::move(start)) {}
+
+    /// Take the next tokens; return the text that is certain now and was not returned yet.
+    std::string push(TokenIds token_ids) { return window_.extend(token_ids); }
+
+    /// Return the rest, an unfinished character as U+FFFD, and begin again.
+    std::string finish() {
+        std::string rest = window_.rest();
+        window_ = start_;
+        return rest;
+    }
+
+private:
+    TextWindow start_;
+    TextWindow window_;
+};
+
+}  // namespace dsbd

@@ -1,0 +1,226 @@
+#include "tokenizer.hpp"
+
+#include <algorithm>
+#include <utility>
+
+#include "../core/error.hpp"
+#include "added_tokens.hpp"
+#include "post_processor.hpp"
+#include "unicode.hpp"
+
+namespace dsbd {
+
+namespace {
+
+/// Return an entry of tokenizer.json, null if it is absent.
+const Json& entry(const Json& json, const char* name) {
+    static const Json null;
+    const auto found = json.find(name);
+    return found == json.end() ? null : *found;
+}
+
+/// Return the normalizer if it is understood, and why it is not.
+std::pair<std::unique_ptr<const Normalizer>, std::string> normalizer_of(const Json& json,
+                                                                        const std::string& where) {
+    try {
+        return {std::make_unique<Normalizer>(entry(json, "normalizer"), where + ": normalizer"), ""};
+    } catch (const Error& error) {
+        return {nullptr, error.what()};
+    }
+}
+
+Vocabulary vocabulary_of(const Json& json, const std::string& where) {
+    Fields model(entry(json, "model"), where + ": model");
+    return Vocabulary(model);
+}
+
+std::string without_begin(std::string_view text, std::string_view begin) {
+    return std::string(text.substr(0, begin.size()) == begin ? text.substr(begin.size()) : text);
+}
+
+}  // namespace
+
+struct Tokenizer::TextOut {
+    TextOut(const Json& json, const Normalizer* normalizer, const std::string& where)
+        : vocabulary(vocabulary_of(json, where)),
+          added(entry(json, "added_tokens"), vocabulary, normalizer, where + ": added_tokens"),
+          decoder(entry(json, "decoder"), where + ": decoder") {}
+
+    /// Return a token as the decoder gets it, nullptr for an unknown id.
+    const std::string* spelling_of(std::int64_t id) const {
+        const AddedToken* token = added.find(id);
+        return token == nullptr ? vocabulary.token_of(id) : &token->spelling;
+    }
+
+    Vocabulary vocabulary;
+    AddedTokens added;
+    Decoder decoder;
+};
+
+struct Tokenizer::TextIn {
+    TextIn(const Json& json, std::unique_ptr<const Normalizer> given, const TextOut& out,
+           const std::string& where)
+        : normalizer(std::move(given)),
+          pre_tokenizer(entry(json, "pre_tokenizer"), where + ": pre_tokenizer"),
+          post_processor(entry(json, "post_processor"), where + ": post_processor") {
+        Fields fields(json, where);
+        const auto version = fields.text_or_null("version");
+        if (version && version != "1.0") fields.refuse("version", "1.0");
+        Fields model_fields(fields.at("model"), where + ": model");
+        model = word_model(model_fields, out.vocabulary);
+        fields.skip({"truncation", "padding", "added_tokens", "normalizer", "pre_tokenizer",
+                     "post_processor", "decoder"});
+        fields.check_all_read();
+        if (pre_tokenizer.asks_for_start() && !normalizer->keeps_start()) {
+            fields.refuse("pre_tokenizer", "no prepend_scheme first after a normalizer that may "
+                                           "drop the beginning of a text");
+        }
+    }
+
+    std::unique_ptr<const Normalizer> normalizer;
+    PreTokenizer pre_tokenizer;
+    PostProcessor post_processor;
+    std::unique_ptr<const WordModel> model;
+};
+
+Tokenizer::Tokenizer(const std::filesystem::path& folder,
+                     std::optional<std::int64_t> bos_token_id) {
+    const std::filesystem::path file = folder / "tokenizer.json";
+    const std::string where = file.string();
+    const Json json = json_from_file(file);
+    auto [normalizer, refusal] = normalizer_of(json, where);
+    out_ = std::make_unique<TextOut>(json, normalizer.get(), where);
+    if (normalizer == nullptr) {
+        encoding_refusal_ = refusal;
+    } else {
+        try {
+            in_ = std::make_unique<TextIn>(json, std::move(normalizer), *out_, where);
+        } catch (const Error& error) {
+            encoding_refusal_ = error.what();
+        }
+    }
+    for (const auto& [id, token] : out_->added.by_id()) {
+        if (token.is_special) special_token_ids_.insert(id);
+    }
+    const std::size_t num_tokens = out_->vocabulary.size() + out_->added.by_id().size();
+    adds_text_ = std::vector<std::atomic<std::uint8_t>>(num_tokens);
+    letter_ = first_letter();
+    if (bos_token_id && in_ != nullptr) read_bos_token(folder, *bos_token_id);
+}
+
+Tokenizer::~Tokenizer() = default;
+
+void Tokenizer::read_bos_token(const std::filesystem::path& folder, std::int64_t bos_token_id) {
+    const std::filesystem::path file = folder / "tokenizer_config.json";
+    if (!std::filesystem::exists(file)) return;
+    const Json config = json_from_file(file);
+    const bool adds = config.is_object() && entry(config, "add_bos_token") == Json(true);
+    const std::vector<std::int64_t> around = encode("");
+    if (adds && std::find(around.begin(), around.end(), bos_token_id) == around.end()) {
+        added_first_ = {bos_token_id};
+    }
+}
+
+std::vector<std::int64_t> Tokenizer::encode(std::string_view text, bool add_special_tokens) const {
+    if (in_ == nullptr) throw Error("text cannot be encoded: " + encoding_refusal_);
+    if (!is_valid(text)) {
+        throw Error("the text of " + std::to_string(text.size()) +
+                    " bytes is not UTF-8; convert it before");
+    }
+    std::vector<std::int64_t> ids;
+    for (const Piece& piece : out_->added.split(text, *in_->normalizer)) {
+        if (piece.token != nullptr) {
+            ids.push_back(piece.token->id);
+            continue;
+        }
+        for (const Word& word : in_->pre_tokenizer.words(piece.word)) {
+            in_->model->tokenize(word.text, ids);
+        }
+    }
+    if (!add_special_tokens) return ids;
+    std::vector<std::int64_t> all = added_first_;
+    in_->post_processor.append(ids, all);
+    return all;
+}
+
+std::string Tokenizer::decode(TokenIds token_ids, bool skip_special_tokens) const {
+    std::vector<std::string> tokens;
+    for (const std::int64_t id : token_ids) {
+        const std::string* token = out_->spelling_of(id);
+        if (token != nullptr && !(skip_special_tokens && out_->added.is_special(*token))) {
+            tokens.push_back(*token);
+        }
+    }
+    return token_ids.empty() ? "" : out_->decoder.decoded(std::move(tokens));
+}
+
+const TextJoints& Tokenizer::joints() const { return out_->decoder.joints(); }
+
+std::string Tokenizer::bytes_of(std::int64_t token_id) const {
+    const AddedToken* added = out_->added.find(token_id);
+    const std::string* token = added == nullptr ? out_->vocabulary.token_of(token_id) : &added->content;
+    if (token == nullptr) return "";
+    if (const auto byte = byte_of(token_id)) return std::string(1, *byte);
+    if (joints().joins_bytes) if (auto bytes = bytes_from_symbols(*token)) return *bytes;
+    const std::int64_t ids[] = {letter_, token_id, letter_};
+    const std::string before = decode({ids, 1}, false);
+    const std::int64_t letters[] = {letter_, letter_};
+    const std::string after = without_begin(decode(letters, false), before);
+    std::string text = without_begin(decode(ids, false), before);
+    if (text.size() >= after.size() &&
+        text.compare(text.size() - after.size(), std::string::npos, after) == 0) {
+        text.resize(text.size() - after.size());
+    }
+    return text;
+}
+
+std::string Tokenizer::piece(std::int64_t token_id) const {
+    const AddedToken* added = out_->added.find(token_id);
+    const std::string* token = added == nullptr ? out_->vocabulary.token_of(token_id) : &added->content;
+    return token == nullptr ? "<" + std::to_string(token_id) + ">" : *token;
+}
+
+std::string Tokenizer::name_of(std::int64_t token_id) const {
+    const std::string bytes = bytes_of(token_id);
+    if (is_valid(bytes)) return bytes.empty() ? piece(token_id) : bytes;
+    std::string name;
+    for (const char byte : bytes) {
+        constexpr std::string_view digits = "0123456789abcdef";
+        const auto value = static_cast<unsigned char>(byte);
+        name.append("\\x").append({digits[value >> 4], digits[value & 15]});
+    }
+    return name;
+}
+
+std::optional<char> Tokenizer::byte_of(std::int64_t token_id) const {
+    return joints().has_byte_runs ? byte_of_spelling(piece(token_id)) : std::nullopt;
+}
+
+bool Tokenizer::adds_text(std::int64_t token_id) const {
+    const auto index = static_cast<std::size_t>(token_id);
+    if (index < adds_text_.size() && adds_text_[index] != 0) return adds_text_[index] == 2;
+    const std::int64_t ids[] = {token_id, letter_, token_id};
+    const std::int64_t around[] = {letter_, token_id, letter_};
+    const std::int64_t letters[] = {letter_, letter_};
+    const std::string one = decode({letters, 1});
+    const bool adds = decode({ids, 2}) != one || decode({ids + 1, 2}) != one ||
+                      decode(around) != decode(letters);
+    if (index < adds_text_.size()) adds_text_[index] = adds ? 2 : 1;
+    return adds;
+}
+
+std::int64_t Tokenizer::first_letter() const {
+    const auto num_tokens = static_cast<std::int64_t>(adds_text_.size());
+    for (std::int64_t id = 0; id < num_tokens; ++id) {
+        const std::string text = decode({&id, 1});
+        bool is_text = false;
+        for_each_character(text, [&](char32_t code, std::string_view) {
+            const bool is_separator = code >= 0x1C && code <= 0x1F;  // a space in Python
+            is_text = is_text || !(is_space(code) || is_separator);
+        });
+        if (is_text && text.find(replacement_character) == std::string::npos) return id;
+    }
+    return 0;
+}
+
+}  // namespace dsbd

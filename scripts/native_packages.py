@@ -1,0 +1,68 @@
+"""Packages for building the native library: Debian's headers, the ONNX Runtime of the wheel.
+
+    python -m scripts.native_packages    # prints the folder, for cmake's CMAKE_PREFIX_PATH
+
+The first call downloads 1 MB with apt-get into build/native-packages, or into the folder that
+DSBD_NATIVE_PACKAGES names. It needs no root.
+"""
+
+import fcntl
+import importlib.util
+import os
+import sys
+from pathlib import Path
+
+from scripts.debian_packages import Unavailable, unpack
+from scripts.minja_header import fetch_minja
+
+PACKAGES = ("nlohmann-json3-dev", "libpcre2-dev", "libutf8proc-dev")
+HEADERS = "libonnxruntime-dev"  # of an older version, whose functions newer libraries have as well
+TRIXIE = (
+    "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] "
+    "http://deb.debian.org/debian trixie main"
+)
+_ROOT = Path(__file__).parents[1]
+
+
+def prefix() -> Path:
+    """Return the folder with include/ and lib/; download it once.
+
+    Raises:
+        Unavailable: no Debian packages, or no ONNX Runtime in this environment.
+    """
+    library = _library()
+    place = Path(os.environ.get("DSBD_NATIVE_PACKAGES", _ROOT / "build" / "native-packages"))
+    place.mkdir(parents=True, exist_ok=True)
+    folder = place.resolve() / "usr"
+    with (place / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (place / "complete").exists():
+            unpack(PACKAGES, place)
+            unpack([HEADERS], place, TRIXIE)
+            for link in (folder / "lib").rglob("*.so"):
+                link.unlink()  # of libraries in other packages: those with .a are linked in
+            fetch_minja(folder / "include")  # without it there are no chats
+            (place / "complete").touch()
+        for name in ("libonnxruntime.so", "libonnxruntime.so.1"):
+            link = folder / "lib" / name
+            link.parent.mkdir(exist_ok=True)
+            link.unlink(missing_ok=True)
+            link.symlink_to(library)
+    return folder
+
+
+def _library() -> Path:
+    """Return ONNX Runtime's library in its wheel."""
+    spec = importlib.util.find_spec("onnxruntime")
+    folders = [] if spec is None else spec.submodule_search_locations or []
+    found = [file for each in folders for file in Path(each, "capi").glob("libonnxruntime.so.*")]
+    if not found:
+        raise Unavailable("there is no onnxruntime wheel with libonnxruntime.so here")
+    return found[0]
+
+
+if __name__ == "__main__":
+    try:
+        print(prefix())
+    except Unavailable as error:
+        sys.exit(f"no packages: {error}")

@@ -1,0 +1,357 @@
+"""Whole requests on tables, drawn at random, and what Python's loop returns of them, as JSON.
+
+    python -m tests.native.table_requests FOLDER NUMBER SEED
+
+writes ``cases.json``, which ``native/tests/loop_test.cpp`` reads, and ``expected.json``, which it
+should print. Numbers that must agree to the last bit are written as their bits. In ``cases.json``:
+
+    cases: each of some requests on the engines that they share: alone, or together
+        target, draft: file of logits, (num_paths, vocab_size + 1) float32, the last of a row their
+            log-sum-exp, of the paths that Python's loop has computed, with -1 added if a row came
+            from the draft's own feature; num_top of a top-k head or 0; features: returned or read
+        admits: whether the first request that waits is admitted now, again and again
+        max_rows: of the caches; pool: tokens of the pool of n-grams; null: none
+        requests: options of DecodingConfig, and what else WholeRequest says;
+            preempts: whether the rows are dropped before each of the first engine calls
+    refused: options that DecodingConfig refuses
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import struct
+import sys
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from numpy.typing import NDArray
+
+from dsbd_errors import DsbdError
+from dsbd_forward.forward import Forward, ForwardResult
+from dsbd_ort import TokenTrie
+from dsbd_ort.decoding import STRATEGIES, DecodeResult, DecodingConfig
+from dsbd_ort.decoding.batched_decoder import BatchedDecoder, BatchMember, Preempted, Progress
+from dsbd_ort.decoding.drafting.ngram import NGramPool
+from dsbd_ort.decoding.request import DecodingRequest
+from dsbd_ort.decoding.result import IterationOutput
+from dsbd_ort.decoding.top_tokens import TokenLogprobs
+from tests.decoding.feature_tables import TableDraft
+from tests.decoding.top_table import candidates_of
+from tests.native.law_cases import check_portable
+from tests.robustness.whole_requests import NO_DRAFT, WholeRequest, whole_requests
+
+STATS = (
+    *("num_iterations", "num_draft_tokens", "num_accepted_tokens", "num_draft_layers"),
+    *("num_accepted_layers", "acceptance_histogram", "target_rows", "target_calls"),
+    *("draft_rows", "draft_calls", "drafter", "num_cached_tokens"),
+)
+UNSUPPORTED = ("logits_processors", "scorers", "constraint")  # a trie may come instead
+MOST_BEAMS = 40
+DRAWING = settings(
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    database=None,
+    phases=[Phase.generate],
+)
+MANY = 10  # one request in so many has a long prompt
+
+
+def drawn_requests(number: int, seed_number: int) -> Iterator[WholeRequest]:
+    """Yield requests of all strategies, without what the native library does not have."""
+    each = -(-number // len(STRATEGIES))
+    drawn = [requests_of(strategy, each, seed_number) for strategy in STRATEGIES]
+    for requests in itertools.zip_longest(*drawn):
+        yield from (supported(request) for request in requests if request is not None)
+
+
+def requests_of(strategy: str, number: int, seed_number: int) -> list[WholeRequest]:
+    found: list[WholeRequest] = []
+
+    @seed(seed_number)
+    @settings(DRAWING, max_examples=number)
+    @given(request=whole_requests(strategy))
+    def draws(request: WholeRequest) -> None:
+        found.append(request)
+
+    draws()
+    return found
+
+
+def supported(request: WholeRequest) -> WholeRequest:
+    options = {name: v for name, v in request.options.items() if name not in UNSUPPORTED}
+    options["num_beams"] = min(options.get("num_beams", 1), MOST_BEAMS)
+    if not STRATEGIES[options["strategy"]].has_beams:
+        options.pop("num_beams")
+    options["logit_bias"] = list(options.get("logit_bias", {}).items())
+    return replace(request, options=options, tables=[])
+
+
+class Recorded:
+    """A model whose clock goes on with its calls, and what it has returned."""
+
+    def __init__(self, model: Any, clock: list[float]) -> None:
+        self.model, self.spec, self.keep = model, model.spec, model.keep
+        self._clock = clock
+        self._paths = getattr(model, "table", model)
+        self.rows_by_path: dict[tuple[int, ...], NDArray[np.float32]] = {}
+        self.rows_of_calls: list[int] = []
+
+    @property
+    def num_rows(self) -> int:
+        return self.model.num_rows
+
+    def forward(self, forward: Forward) -> ForwardResult:
+        self.rows_of_calls.append(forward.num_new)
+        self._clock[0] += 1e-3 + 1e-5 * forward.num_new
+        result = self.model.forward(forward)
+        first = len(self._paths.computed_paths) - forward.num_new
+        for row in forward.logit_rows.tolist():
+            path, table = self._paths.computed_paths[first + row], self._paths._logits_of
+            if isinstance(self.model, TableDraft):
+                kind = self.model.kinds[row - forward.num_new][1]
+                table = self.model._tables[kind]
+            logits = np.asarray(table(path), dtype=np.float32)
+            if isinstance(self.model, TableDraft) and kind == "draft":
+                path = (*path, -1)
+            self.rows_by_path[path] = np.append(logits, candidates_of(logits[None], 1).logsumexp)
+        return result
+
+    def written(self, file: Path) -> dict[str, Any]:
+        rows = [*self.rows_by_path.values()]
+        np.array(rows, dtype="<f4").tofile(file)
+        returned, read = self.spec.returns_features, self.spec.reads_features
+        return {
+            "file": file.name,
+            "paths": [*self.rows_by_path],
+            "num_top": self.spec.head.num_top_logits,
+            "features": "returned" if returned else "read" if read else None,
+        }
+
+
+@dataclass
+class Case:
+    """Requests on the tables of the first one."""
+
+    number: int
+    requests: list[WholeRequest]
+    max_rows: int | None = None
+    pool: int | None = None
+    admits: list[bool] = field(default_factory=lambda: [True])
+    preempts: list[bool] | None = None
+    tries: dict[int, TokenTrie] = field(default_factory=dict)
+
+    def run(self, folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return the case, whose tables are written, and what Python makes of it."""
+        self._folder, clock = folder, [0.0]
+        models = [model and Recorded(model, clock) for model in self.requests[0].models()]
+        self._decoder = BatchedDecoder(*models, max_rows=self.max_rows, clock=lambda: clock[0])
+        self._pool = None if self.pool is None else NGramPool(self.pool)
+        self._clock = clock
+        self._members: dict[int, BatchMember] = {}
+        self._outcomes: list[dict[str, Any]] = [{"agreed": []} for _ in self.requests]
+        self._decode()
+        target, draft = models
+        written = {
+            "vocab_size": self.requests[0].vocab_size,
+            "target": target.written(folder / f"{self.number}.target"),
+            "draft": draft and draft.written(folder / f"{self.number}.draft"),
+            "max_rows": self.max_rows,
+            "pool": self.pool,
+            "admits": self.admits,
+            "requests": [self._written(number) for number in range(len(self.requests))],
+        }
+        expected = {
+            "outcomes": self._outcomes,
+            "target_calls": target.rows_of_calls,
+            "draft_calls": draft.rows_of_calls if draft else [],
+        }
+        return written, expected
+
+    def _written(self, number: int) -> dict[str, Any]:
+        request, trie = self.requests[number], self.tries.get(number)
+        name = f"{self.number}.{number}.trie"
+        if trie is not None:
+            trie.save(self._folder / name)
+        return {
+            "options": request.options,
+            "prompt": request.prompt,
+            "stop": request.stop,
+            "seconds_a_row": request.seconds_a_row,
+            "trie": None if trie is None else name,
+            "preempts": self.preempts,
+        }
+
+    def _decode(self) -> None:
+        admits = itertools.cycle(self.admits)
+        waiting = deque(range(len(self.requests)))
+        running: set[int] = set()
+        while waiting or running:
+            while waiting and (not running or next(admits)):
+                number = waiting.popleft()
+                if self._admit(number):
+                    running.add(number)
+            for progress in self._decoder.iterate():
+                (number,) = (n for n, each in self._members.items() if each is progress.member)
+                if isinstance(progress.event, IterationOutput):
+                    self._outcomes[number]["agreed"].append(len(progress.event.agreed_tokens))
+                    continue
+                running.remove(number)
+                if isinstance(progress.event, Preempted):
+                    waiting.appendleft(number)
+                else:
+                    self._outcomes[number].update(outcome_of(progress))
+
+    def _admit(self, number: int) -> bool:
+        try:
+            if number in self._members:
+                self._decoder.resume(self._members[number])
+            else:
+                self._members[number] = self._decoder.join(self._request(number))
+        except DsbdError as error:
+            self._outcomes[number]["error"] = str(error)
+            return False
+        return True
+
+    def _request(self, number: int) -> DecodingRequest:
+        given, clock = self.requests[number], self._clock
+        config = config_of(given, self.tries.get(number))
+        request = given.request(config, preempts=self._pattern())
+        return replace(request, clock=lambda: clock[0], ngram_pool=self._pool)
+
+    def _pattern(self) -> Any:
+        if self.preempts is None:
+            return None
+        flags = iter(self.preempts)
+        return lambda call: next(flags, False)
+
+
+def config_of(request: WholeRequest, trie: TokenTrie | None = None) -> DecodingConfig:
+    options = {**request.options, **({} if trie is None else {"constraint": trie})}
+    options["logit_bias"] = dict(options["logit_bias"])
+    return DecodingConfig(**options).settled(costs_are_known=True)
+
+
+def outcome_of(progress: Progress) -> dict[str, Any]:
+    result = progress.event
+    if isinstance(result, DsbdError):
+        return {"error": str(result)}
+    if isinstance(result, BaseException):
+        raise result
+    assert isinstance(result, DecodeResult)
+    stats, scored = result.stats, result.prompt_logprobs
+    return {
+        "sequences": [
+            {
+                "token_ids": sequence.token_ids,
+                "token_logprobs": bits(sequence.token_logprobs),
+                "logprob": bits(sequence.logprob),
+                "score": bits(sequence.score),
+                "finish_reason": sequence.finish_reason,
+                "top_logprobs": [shown(each) for each in sequence.top_logprobs or []],
+            }
+            for sequence in result.sequences
+        ],
+        "stats": {
+            **{name: getattr(stats, name) for name in STATS},
+            **{name: bits(getattr(stats, name)) for name in ("mean_beam_width", "tokens_per_s")},
+        },
+        "prompt_logprobs": scored
+        and {
+            "token_logprobs": bits(scored.token_logprobs),
+            "top_logprobs": [each and shown(each) for each in scored.top_logprobs or []],
+        },
+    }
+
+
+def bits(number: Any) -> Any:
+    """Return the bits of a float, or of each in a list, as integers."""
+    if isinstance(number, list):
+        return [bits(each) for each in number]
+    if number is None:
+        return None
+    return struct.unpack("<q", struct.pack("<d", number))[0]
+
+
+def shown(tops: TokenLogprobs) -> list[Any]:
+    return [[token, bits(logprob)] for token, logprob in tops]
+
+
+def cases_of(requests: Iterable[WholeRequest], rng: np.random.Generator) -> Iterator[Case]:
+    """Yield each request alone, preempted by force or not, or together with others."""
+    waiting: dict[int, list[WholeRequest]] = {}
+    numbers = itertools.count()
+    for request in requests:
+        if rng.integers(MANY) == 0:
+            prompt = rng.integers(request.vocab_size, size=rng.integers(250, 600))
+            request = replace(request, prompt=tuple(prompt.tolist()), tables=[])
+        if rng.integers(2):
+            preempts = (rng.random(40) < 0.3).tolist() if rng.integers(2) else None
+            yield with_tries(Case(next(numbers), [request], preempts=preempts), rng)
+            continue
+        group = waiting.setdefault(request.vocab_size, [])
+        group.append(request)
+        if len(group) > rng.integers(1, 5):
+            yield with_tries(together(next(numbers), waiting.pop(request.vocab_size), rng), rng)
+    for group in waiting.values():
+        yield with_tries(together(next(numbers), group, rng), rng)
+
+
+def together(number: int, group: list[WholeRequest], rng: np.random.Generator) -> Case:
+    """Return a case of requests whose prompts may begin alike, in a cache that may be small."""
+    first = group[0]
+    if first.draft == NO_DRAFT:
+        first = replace(first, draft="mixed", tables=[])
+    others = [
+        replace(each, prompt=first.prompt + each.prompt) if rng.integers(2) else each
+        for each in group[1:]
+    ]
+    return Case(
+        number,
+        [first, *others],
+        max_rows=int(rng.integers(20, 200)) if rng.integers(2) else None,
+        pool=int(rng.integers(10, 200)) if rng.integers(2) else None,
+        admits=[*(rng.random(7) < 0.5).tolist(), True],
+    )
+
+
+def with_tries(case: Case, rng: np.random.Generator) -> Case:
+    """Constrain some of the requests that may be."""
+    for number, request in enumerate(case.requests):
+        if rng.integers(4) or request.options.get("no_timestamps_token_id") is not None:
+            continue
+        eos = request.options["eos_token_id"] or []  # a constraint never lists them
+        tokens = np.setdiff1d(np.arange(request.vocab_size), eos)
+        if not len(tokens):
+            continue
+        lengths = rng.integers(1, 6, size=rng.integers(1, 12))
+        sequences = [rng.choice(tokens, size=n).tolist() for n in lengths]
+        end = "eos" if eos and rng.integers(2) else "leaf"
+        case.tries[number] = TokenTrie.from_sequences(sequences, end=end)
+    return case
+
+
+def main(folder: Path, number: int, seed_number: int) -> None:
+    check_portable()
+    requests, refused = [], []
+    for request in drawn_requests(number, seed_number):
+        try:
+            config_of(request)
+        except DsbdError:
+            refused.append(request.options)
+        else:
+            requests.append(request)
+    runs = [case.run(folder) for case in cases_of(requests, np.random.default_rng(seed_number))]
+    written = {"cases": [case for case, _ in runs], "refused": refused}
+    expected = {"cases": [found for _, found in runs], "refused": [True] * len(refused)}
+    (folder / "cases.json").write_text(json.dumps(written))
+    (folder / "expected.json").write_text(json.dumps(expected))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))

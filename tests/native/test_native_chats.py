@@ -1,0 +1,115 @@
+"""Chats of the native library: transformers' texts, and the runtime's refusals."""
+
+import json
+
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from dsbd_export.gate.native_text import VARIABLE, measured_native_text
+from dsbd_runtime.text.chat_template import ChatTemplate
+from tests.native.text_command import ask, command_in, written
+from tests.runtime.test_chat_messages import LOST, TAKEN, WANTED, WRITE, call, message
+from tests.runtime.test_chat_template import CONVERSATIONS, TEMPLATES
+from tests.runtime.tiny_tokenizer import tiny_tokenizer
+from tests.tokenizer_corpus import CHATS, CORPUS, TOOL
+
+TOKENS = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
+WITH_TEMPLATE = [name for name, kind in CORPUS.items() if "chat_template" in kind.config]
+
+
+@pytest.fixture(scope="session")
+def render(native_build, tmp_path_factory):
+    """Renders requests with a template's source."""
+    folder = written("tiny_tokenizer", tmp_path_factory.mktemp("chat"))
+    (folder / "tokenizer_config.json").write_text(json.dumps(TOKENS))
+
+    def rendered(source, requests):
+        (folder / "chat_template.jinja").write_text(source)
+        lines = [{"chat": list(messages), "variables": v} for messages, v in requests]
+        return ask(command_in(native_build), folder, lines)
+
+    (said,) = rendered("a", [(CHATS[0], {})])
+    if "minja was absent" in str(said):
+        pytest.skip(said["error"])
+    return rendered
+
+
+@pytest.mark.parametrize("name", WITH_TEMPLATE)
+def test_chats_of_the_corpus_are_those_of_transformers(render, name):
+    source = CORPUS[name].config["chat_template"]
+    theirs = PreTrainedTokenizerFast(tokenizer_object=tiny_tokenizer(), **TOKENS)
+    theirs.chat_template = source
+    requests, wanted = [], []
+    for chat in CHATS:
+        for variables in ({"tools": tools, "add_generation_prompt": prompt}
+                          for tools in (None, [TOOL]) for prompt in (True, False)):  # fmt: skip
+            requests.append((chat, variables))
+            wanted.append(theirs.apply_chat_template(list(chat), tokenize=False, **variables))
+    assert render(source, requests) == wanted
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral"])
+def test_templates_like_published_ones(render, name):
+    ours = ChatTemplate(TEMPLATES[name], TOKENS)
+    for messages in CONVERSATIONS:
+        (said,) = render(TEMPLATES[name], [(messages, {})])
+        try:
+            wanted = ours.render(messages)
+        except Exception:
+            assert "error" in said
+            continue
+        assert said == wanted, messages
+
+
+def test_messages_that_leave_no_trace_are_refused(render):
+    for source, messages in TAKEN:
+        wanted = ChatTemplate(source, {}).render(messages)
+        assert render(source, [(messages, {})]) == [wanted], source
+    for source, messages, words in LOST:
+        (said,) = render(source, [(messages, {})])
+        place = words.split(",")[0]
+        assert said["error"].startswith(place) and "leaves no trace" in said["error"]
+
+
+def test_arguments_are_what_a_template_wants(render):
+    end = "{% endfor %}{% endfor %}"
+    for written_as, expected in WANTED:
+        if "format(" in written_as or "|items|list" in written_as:  # minja has neither form
+            continue
+        source = f"{WRITE}{{{{ c.function.name }}}}:{written_as}{end}"
+        text = '{"b":"\\u00f6", "a":[1.0,{}]}'
+        (said,) = render(source, [([message("assistant", "", call("f", text))], {})])
+        assert said == f"f:{expected}", written_as
+
+
+def test_the_gate_finds_templates_that_minja_renders_otherwise(
+    render, native_build, tmp_path, monkeypatch
+):
+    """minja keeps a variable of a generation tag, and knows neither dict() nor sort."""
+    monkeypatch.setenv(VARIABLE, str(command_in(native_build)))
+    for name, renders in (("llama", True), ("mistral", True), ("chatml", False), ("loops", False)):
+        folder = written("llama_2", tmp_path)
+        (folder / "tokenizer_config.json").write_text(json.dumps(TOKENS))
+        (folder / "chat_template.jinja").write_text(TEMPLATES[name])
+        found = measured_native_text(folder, None, lambda line: None)
+        assert found is not None and (found.encodes, found.renders) == (True, renders), name
+
+
+def test_refusals_say_what_is_wrong(render):
+    plain = "{% for m in messages %}{{ m.content | trim }}{% endfor %}"
+    user = {"role": "user", "content": "a"}
+    picture = {"role": "user", "content": [{"type": "image"}]}
+    wrong = [
+        (plain, [], "messages is []"),
+        (plain, ["a"], 'messages[0] is "a"'),
+        (plain, [picture], "messages[0].content[0] is a part of type"),
+        (plain, [message("assistant", "", call())], "does not read tool calls"),
+        (plain, [{**user, "content": "a\u00a0"}], "begins or ends with the space"),
+        ("{{ raise_exception('never') }}", [user], "refuses these messages: never"),
+        ("{{ messages | later }}", [user], "chat template"),
+        (WRITE + "{% endfor %}{% endfor %}", [message("assistant", "", call("f", "["))],
+         "messages[0].tool_calls[0].function.arguments is not JSON"),
+    ]  # fmt: skip
+    for source, messages, words in wrong:
+        (said,) = render(source, [(messages, {})])
+        assert words in said["error"] and "\n" not in said["error"], source
