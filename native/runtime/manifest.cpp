@@ -148,7 +148,7 @@ ModelEntry entry_of(const JsonObject& json, bool is_older, bool is_draft, const 
         "quantization", {"none", "int8-dynamic", "int8", "int4", "int4-symmetric"});
     entry.vocab_size = json.count("vocab_size");
     entry.context_length = json.count("context_length");
-    if (json.has("bos_token_id")) {
+    if (!json.value("bos_token_id").is_null()) {
         entry.bos_token_id =
             static_cast<std::int64_t>(json.number("bos_token_id", entry.vocab_size - 1));
     }

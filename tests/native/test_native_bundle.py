@@ -1,5 +1,6 @@
 """Damaged manifests are refused by the native library in one line, whatever is damaged."""
 
+import copy
 import json
 import random
 import subprocess
@@ -46,7 +47,7 @@ def places(value, path=()):
 
 
 def damaged(rng, text):
-    """Return JSON in which a value is another, has gone or is twice; or any bytes."""
+    """Return JSON in which a value is another, has gone or holds its holder; or any bytes."""
     kind = rng.randrange(4)
     if kind == 0:
         content = bytearray(text)
@@ -61,7 +62,7 @@ def damaged(rng, text):
     if kind == 1:
         del holder[last]
     else:
-        holder[last] = rng.choice([*VALUES, holder]) if kind == 2 else rng.choice(VALUES)
+        holder[last] = rng.choice(VALUES) if kind == 2 else copy.deepcopy(holder)
     return json.dumps(manifest).encode()
 
 
