@@ -27,10 +27,10 @@ from dsbd_runtime.text.tokenizer import Tokenizer
 COMMAND, VARIABLE = "dsbd_native_text", "DSBD_NATIVE_TEXT"
 _LONGEST_S = 300.0
 _NUM_TOKENS = 256  # spread over the vocabulary, written and read
-_ENCODES, _DECODES, _RENDERS = _QUESTIONS = ("encodes", "decodes", "renders")
+_ENCODES, _DECODES, _RENDERS = "encodes", "decodes", "renders"
 
 Case = tuple[str, dict[str, Any], Any]
-"""One of ``_QUESTIONS``, a request to the command, and the runtime's answer."""
+"""A field of ``NativeText``, a request to the command, and the runtime's answer."""
 
 
 def measured_native_text(
@@ -53,11 +53,15 @@ def measured_native_text(
             reasons.setdefault(question, _difference(request, answer, wanted))
     if (folder / SOURCE_TOKENIZER_FILE).exists():
         reasons[_ENCODES] = f"sources are encoded by {SOURCE_TOKENIZER_FILE}, which it cannot read"
-    asked = {question for question, _, _ in cases}
     for question, reason in reasons.items():
         report(f"native text: it never {question} here as Python does: {reason}")
-    held = {q: q not in reasons if q in asked else None for q in _QUESTIONS}
-    return NativeText(**held, reason="; ".join(reasons.values()) or None)
+    has_chats = any(question == _RENDERS for question, _, _ in cases)
+    return NativeText(
+        encodes=_ENCODES not in reasons,
+        decodes=_DECODES not in reasons,
+        renders=_RENDERS not in reasons if has_chats else None,
+        reason="; ".join(reasons.values()) or None,
+    )
 
 
 def _text_cases(tokenizer: Tokenizer) -> Iterator[Case]:
