@@ -76,9 +76,13 @@ std::string in_short(const Json& value) {
     return shortened(value.dump(-1, ' ', true, Json::error_handler_t::replace));
 }
 
-std::string in_short(const SortedJson& value) {
+template <class Value>
+    requires std::same_as<Value, SortedJson>
+std::string in_short(const Value& value) {
     return shortened(value.dump(-1, ' ', true, SortedJson::error_handler_t::replace));
 }
+
+template std::string in_short<SortedJson>(const SortedJson&);
 
 Fields::Fields(const SortedJson& object, std::string where)
     : object_(object), where_(std::move(where)) {

@@ -1,6 +1,7 @@
 // JSON of a bundle's text files, read strictly: a field that is not understood is an error.
 #pragma once
 
+#include <concepts>
 #include <filesystem>
 #include <initializer_list>
 #include <optional>
@@ -28,7 +29,9 @@ std::optional<std::string> text_from_file(const std::filesystem::path& file);
 
 /// Return at most 100 characters that show a value.
 std::string in_short(const Json& value);
-std::string in_short(const SortedJson& value);
+template <class Value>
+    requires std::same_as<Value, SortedJson>  // never a conversion: all others become `Json`
+std::string in_short(const Value& value);
 
 /// An object whose fields are all to be read; `check_all_read` finds those that were not.
 class Fields {
