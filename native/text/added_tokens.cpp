@@ -19,7 +19,7 @@ std::int64_t id_of(const std::string& content, const Vocabulary& vocabulary,
     return by_id.empty() ? size : std::max(by_id.rbegin()->first + 1, size);
 }
 
-AddedToken added_token(const Json& json, const std::string& where) {
+AddedToken added_token(const SortedJson& json, const std::string& where) {
     Fields fields(json, where);
     AddedToken token;
     token.id = fields.count("id");
@@ -66,7 +66,7 @@ bool is_within_word(std::string_view text, Range range) {
 
 }  // namespace
 
-AddedTokens::AddedTokens(const Json& list, const Vocabulary& vocabulary,
+AddedTokens::AddedTokens(const SortedJson& list, const Vocabulary& vocabulary,
                          const Normalizer* normalizer, const std::string& where) {
     if (!list.is_array() && !list.is_null()) {
         throw Error(where + " is " + in_short(list) + ", expected a list; export the bundle again");

@@ -37,7 +37,7 @@ struct Piece {
 class AddedTokens {
 public:
     /// `normalizer`: nullptr if it is not understood; then no token may be normalized.
-    AddedTokens(const Json& list, const Vocabulary& vocabulary, const Normalizer* normalizer,
+    AddedTokens(const SortedJson& list, const Vocabulary& vocabulary, const Normalizer* normalizer,
                 const std::string& where);
 
     const AddedToken* find(std::int64_t id) const;

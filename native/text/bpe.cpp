@@ -27,7 +27,7 @@ constexpr std::size_t none = static_cast<std::size_t>(-1);
 class Bpe final : public WordModel {
 public:
     Bpe(Fields& fields, const Vocabulary& vocabulary) : vocabulary_(vocabulary) {
-        const Json* dropout = fields.find("dropout");
+        const SortedJson* dropout = fields.find("dropout");
         if (dropout != nullptr && (!dropout->is_number() || dropout->get<double>() != 0.0)) {
             fields.refuse("dropout", "null: merges at random cannot be repeated");
         }
@@ -64,7 +64,7 @@ private:
     }
 
     void read_merges(Fields& fields) {
-        const Json& merges = fields.list("merges");
+        const SortedJson& merges = fields.list("merges");
         for (std::size_t rank = 0; rank < merges.size(); ++rank) {
             const auto [left, right] = pair_of(merges[rank], fields);
             const auto left_id = vocabulary_.id_of(left);
@@ -79,7 +79,7 @@ private:
     }
 
     /// Return the two parts of a merge: ["a", "b"], or "a b" in older files.
-    static std::pair<std::string, std::string> pair_of(const Json& merge, const Fields& fields) {
+    static std::pair<std::string, std::string> pair_of(const SortedJson& merge, const Fields& fields) {
         if (merge.is_array() && merge.size() == 2 && merge[0].is_string() && merge[1].is_string()) {
             return {merge[0].get<std::string>(), merge[1].get<std::string>()};
         }

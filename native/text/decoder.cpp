@@ -194,7 +194,7 @@ void complete(TextJoints& joints, const std::vector<Kind>& kinds) {
 
 }  // namespace
 
-Decoder::Decoder(const Json& json, const std::string& where) : is_given_(!json.is_null()) {
+Decoder::Decoder(const SortedJson& json, const std::string& where) : is_given_(!json.is_null()) {
     std::vector<Kind> kinds;
     for (const auto& [step, place] : steps_of(json, where, "decoders")) {
         Fields fields(*step, place);

@@ -26,7 +26,7 @@ inline constexpr std::int64_t most_stripped = 2;
 class Decoder {
 public:
     /// `json`: the entry `decoder`, null without one: tokens are joined by spaces.
-    Decoder(const Json& json, const std::string& where);
+    Decoder(const SortedJson& json, const std::string& where);
 
     std::string decoded(std::vector<std::string> tokens) const;
     const TextJoints& joints() const { return joints_; }

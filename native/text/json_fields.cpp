@@ -36,11 +36,12 @@ void check_depth(std::string_view text, const std::string& where) {
 
 }  // namespace
 
-Json json_from_text(std::string_view text, const std::string& where) {
+template <class Parsed>
+Parsed json_from_text(std::string_view text, const std::string& where) {
     check_depth(text, where);
     try {
-        return Json::parse(text);
-    } catch (const Json::exception& error) {
+        return Parsed::parse(text);
+    } catch (const nlohmann::detail::exception& error) {
         throw Error(where + " is not JSON (" + text_of_bytes(error.what()) + "); export again");
     }
 }
@@ -51,18 +52,39 @@ std::optional<std::string> text_from_file(const std::filesystem::path& file) {
     return std::string(std::istreambuf_iterator<char>(stream), {});
 }
 
-Json json_from_file(const std::filesystem::path& file) {
+template <class Parsed>
+Parsed json_from_file(const std::filesystem::path& file) {
     const std::optional<std::string> text = text_from_file(file);
     if (!text) throw Error(file.string() + " cannot be read; copy or export the bundle again");
-    return json_from_text(*text, file.string());
+    return json_from_text<Parsed>(*text, file.string());
 }
 
-std::string in_short(const Json& value) {
-    const std::string text = value.dump(-1, ' ', true, Json::error_handler_t::replace);
+template Json json_from_text<Json>(std::string_view, const std::string&);
+template SortedJson json_from_text<SortedJson>(std::string_view, const std::string&);
+template Json json_from_file<Json>(const std::filesystem::path&);
+template SortedJson json_from_file<SortedJson>(const std::filesystem::path&);
+
+namespace {
+
+std::string shortened(const std::string& text) {
     return text.size() <= 100 ? text : text.substr(0, 97) + "...";
 }
 
-Fields::Fields(const Json& object, std::string where)
+}  // namespace
+
+std::string in_short(const Json& value) {
+    return shortened(value.dump(-1, ' ', true, Json::error_handler_t::replace));
+}
+
+template <class Value>
+    requires std::same_as<Value, SortedJson>
+std::string in_short(const Value& value) {
+    return shortened(value.dump(-1, ' ', true, SortedJson::error_handler_t::replace));
+}
+
+template std::string in_short<SortedJson>(const SortedJson&);
+
+Fields::Fields(const SortedJson& object, std::string where)
     : object_(object), where_(std::move(where)) {
     if (!object.is_object()) {
         throw Error(where_ + " is " + in_short(object) +
@@ -72,7 +94,7 @@ Fields::Fields(const Json& object, std::string where)
 
 std::string Fields::place(std::string_view name) const { return where_ + ": " + std::string(name); }
 
-const Json* Fields::find(std::string_view name) {
+const SortedJson* Fields::find(std::string_view name) {
     read_.emplace(name);
     const auto found = object_.find(std::string(name));
     return found == object_.end() || found->is_null() ? nullptr : &*found;
@@ -84,13 +106,13 @@ void Fields::refuse(std::string_view name, const std::string& expected) const {
                 ", expected " + expected + "; use the C library or callbacks for this tokenizer");
 }
 
-const Json& Fields::at(std::string_view name) {
-    if (const Json* found = find(name)) return *found;
+const SortedJson& Fields::at(std::string_view name) {
+    if (const SortedJson* found = find(name)) return *found;
     refuse(name, "a value");
 }
 
 std::string Fields::text(std::string_view name) {
-    const Json* found = find(name);
+    const SortedJson* found = find(name);
     if (found == nullptr || !found->is_string()) refuse(name, "a text");
     return found->get<std::string>();
 }
@@ -106,14 +128,14 @@ std::string Fields::character(std::string_view name) {
 }
 
 bool Fields::flag(std::string_view name, std::optional<bool> otherwise) {
-    const Json* found = find(name);
+    const SortedJson* found = find(name);
     if (found == nullptr && otherwise) return *otherwise;
     if (found == nullptr || !found->is_boolean()) refuse(name, "true or false");
     return found->get<bool>();
 }
 
 std::int64_t Fields::count(std::string_view name) {
-    const Json* found = find(name);
+    const SortedJson* found = find(name);
     if (found == nullptr || !found->is_number_unsigned() ||
         found->get<std::uint64_t>() > std::numeric_limits<std::int32_t>::max()) {
         refuse(name, "a whole number from 0 to 2147483647");
@@ -121,8 +143,8 @@ std::int64_t Fields::count(std::string_view name) {
     return found->get<std::int64_t>();
 }
 
-const Json& Fields::list(std::string_view name) {
-    const Json* found = find(name);
+const SortedJson& Fields::list(std::string_view name) {
+    const SortedJson* found = find(name);
     if (found == nullptr || !found->is_array()) refuse(name, "a list");
     return *found;
 }
@@ -139,16 +161,16 @@ void Fields::check_all_read() const {
     }
 }
 
-std::vector<std::pair<const Json*, std::string>> steps_of(const Json& component,
+std::vector<std::pair<const SortedJson*, std::string>> steps_of(const SortedJson& component,
                                                           const std::string& where,
                                                           const std::string& list) {
-    std::vector<std::pair<const Json*, std::string>> steps;
+    std::vector<std::pair<const SortedJson*, std::string>> steps;
     if (component.is_null()) return steps;
     Fields fields(component, where);
     if (fields.text("type") != "Sequence") {
         return {{&component, where}};
     }
-    const Json& parts = fields.list(list);
+    const SortedJson& parts = fields.list(list);
     fields.check_all_read();
     for (std::size_t i = 0; i < parts.size(); ++i) {
         const auto place = where + "[" + std::to_string(i) + "]";

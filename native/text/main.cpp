@@ -19,10 +19,11 @@ namespace {
 
 using dsbd::Fields;
 using dsbd::Json;
+using dsbd::SortedJson;
 
 std::vector<std::int64_t> ids_in(Fields& request, const char* name) {
     std::vector<std::int64_t> ids;
-    for (const Json& id : request.list(name)) {
+    for (const SortedJson& id : request.list(name)) {
         ids.push_back(id.is_number_integer() ? id.get<std::int64_t>() : -1);
     }
     return ids;
@@ -41,15 +42,13 @@ Json streamed(const dsbd::Tokenizer& tokenizer, Fields& request) {
     return pieces;
 }
 
-Json rendered(const std::string& folder, Fields& request) {
+Json rendered(const std::string& folder, const Json& request) {
     static const dsbd::ChatTemplate chat_template(folder);
-    const Json* variables = request.find("variables");
-    return chat_template.render(request.at("chat"),
-                                variables == nullptr ? Json::object() : *variables);
+    return chat_template.render(request["chat"], request.value("variables", Json::object()));
 }
 
 Json answer(const dsbd::Tokenizer& tokenizer, const std::string& folder, const std::string& line) {
-    const Json json = dsbd::json_from_text(line, "a line");
+    const auto json = dsbd::json_from_text<SortedJson>(line, "a line");
     Fields request(json, "a line");
     if (request.find("encode") != nullptr) {
         return tokenizer.encode(request.text("encode"), request.flag("special", true));
@@ -58,7 +57,9 @@ Json answer(const dsbd::Tokenizer& tokenizer, const std::string& folder, const s
         return tokenizer.decode(ids_in(request, "decode"), !request.flag("special", false));
     }
     if (request.find("stream") != nullptr) return streamed(tokenizer, request);
-    if (request.find("chat") != nullptr) return rendered(folder, request);
+    if (request.find("chat") != nullptr) {
+        return rendered(folder, dsbd::json_from_text(line, "a line"));
+    }
     const std::int64_t id = request.count("bytes");
     Json bytes = Json::array();
     for (const char byte : tokenizer.bytes_of(id)) {

@@ -104,7 +104,7 @@ std::string replaced(std::string_view text, const Pattern& pattern, std::string_
     return result;
 }
 
-Normalizer::Normalizer(const Json& json, const std::string& where) {
+Normalizer::Normalizer(const SortedJson& json, const std::string& where) {
     for (const auto& [step, place] : steps_of(json, where, "normalizers")) add(*step, place);
 }
 
@@ -113,7 +113,7 @@ std::string Normalizer::normalized(std::string text) const {
     return text;
 }
 
-void Normalizer::add(const Json& json, const std::string& where) {
+void Normalizer::add(const SortedJson& json, const std::string& where) {
     Fields fields(json, where);
     const std::string type = fields.text("type");
     const std::pair<std::string_view, NormalForm> forms[] = {{"NFC", NormalForm::nfc},

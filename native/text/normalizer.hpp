@@ -14,14 +14,14 @@ namespace dsbd {
 class Normalizer {
 public:
     /// `json`: the entry `normalizer`, null without one.
-    Normalizer(const Json& json, const std::string& where);
+    Normalizer(const SortedJson& json, const std::string& where);
 
     std::string normalized(std::string text) const;
     /// Whether the first character of a result is always from the first one of the text.
     bool keeps_start() const { return keeps_start_; }
 
 private:
-    void add(const Json& json, const std::string& where);
+    void add(const SortedJson& json, const std::string& where);
 
     std::vector<std::function<std::string(std::string)>> steps_;
     bool keeps_start_ = true;

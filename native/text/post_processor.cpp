@@ -6,7 +6,7 @@ namespace dsbd {
 
 namespace {
 
-std::int64_t token_id(const Json& json, const Fields& fields, const char* name) {
+std::int64_t token_id(const SortedJson& json, const Fields& fields, const char* name) {
     if (!json.is_number_unsigned() ||
         json.get<std::uint64_t>() > std::numeric_limits<std::int32_t>::max()) {
         fields.refuse(name, "token ids");
@@ -16,7 +16,7 @@ std::int64_t token_id(const Json& json, const Fields& fields, const char* name) 
 
 }  // namespace
 
-PostProcessor::PostProcessor(const Json& json, const std::string& where) {
+PostProcessor::PostProcessor(const SortedJson& json, const std::string& where) {
     bool is_read = false;
     for (const auto& [step, place] : steps_of(json, where, "processors")) {
         Fields fields(*step, place);
@@ -40,7 +40,7 @@ PostProcessor::PostProcessor(const Json& json, const std::string& where) {
 void PostProcessor::read_template(Fields& fields) {
     parts_.clear();
     Fields tokens(fields.at("special_tokens"), fields.place("special_tokens"));
-    for (const Json& part : fields.list("single")) {
+    for (const SortedJson& part : fields.list("single")) {
         Fields kind(part, fields.place("single"));
         if (kind.find("Sequence") != nullptr) {
             Fields sequence(kind.at("Sequence"), kind.where());
@@ -49,7 +49,7 @@ void PostProcessor::read_template(Fields& fields) {
         } else {
             Fields named(kind.at("SpecialToken"), kind.where());
             Fields token(tokens.at(named.text("id")), tokens.where());
-            for (const Json& id : token.list("ids")) parts_.push_back(token_id(id, token, "ids"));
+            for (const SortedJson& id : token.list("ids")) parts_.push_back(token_id(id, token, "ids"));
         }
         kind.check_all_read();
     }
@@ -58,7 +58,7 @@ void PostProcessor::read_template(Fields& fields) {
 
 void PostProcessor::read_ends(Fields& fields) {
     const auto end = [&](const char* name) {
-        const Json& pair = fields.list(name);
+        const SortedJson& pair = fields.list(name);
         if (pair.size() != 2) fields.refuse(name, "a token and its id");
         return token_id(pair[1], fields, name);
     };

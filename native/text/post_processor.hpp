@@ -12,7 +12,7 @@ namespace dsbd {
 class PostProcessor {
 public:
     /// `json`: the entry `post_processor`, null without one.
-    PostProcessor(const Json& json, const std::string& where);
+    PostProcessor(const SortedJson& json, const std::string& where);
 
     /// Append the ids of a text with the tokens around them.
     void append(const std::vector<std::int64_t>& ids, std::vector<std::int64_t>& all) const;

@@ -203,7 +203,7 @@ std::optional<std::string> bytes_from_symbols(std::string_view text) {
     return are_bytes ? std::optional(bytes) : std::nullopt;
 }
 
-PreTokenizer::PreTokenizer(const Json& json, const std::string& where) {
+PreTokenizer::PreTokenizer(const SortedJson& json, const std::string& where) {
     for (const auto& [step, place] : steps_of(json, where, "pretokenizers")) add(*step, place);
 }
 
@@ -219,7 +219,7 @@ std::vector<Word> PreTokenizer::words(Word text) const {
     return words;
 }
 
-void PreTokenizer::add(const Json& json, const std::string& where) {
+void PreTokenizer::add(const SortedJson& json, const std::string& where) {
     Fields fields(json, where);
     const std::string type = fields.text("type");
     if (type == "ByteLevel") {

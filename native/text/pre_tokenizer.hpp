@@ -21,14 +21,14 @@ struct Word {
 class PreTokenizer {
 public:
     /// `json`: the entry `pre_tokenizer`, null without one.
-    PreTokenizer(const Json& json, const std::string& where);
+    PreTokenizer(const SortedJson& json, const std::string& where);
 
     std::vector<Word> words(Word text) const;
     /// Whether a space is put before the first word of a text alone.
     bool asks_for_start() const { return asks_for_start_; }
 
 private:
-    void add(const Json& json, const std::string& where);
+    void add(const SortedJson& json, const std::string& where);
 
     std::vector<std::function<std::vector<Word>(const Word&)>> steps_;
     bool asks_for_start_ = false;

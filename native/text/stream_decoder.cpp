@@ -127,9 +127,12 @@ void TextWindow::add(std::int64_t token_id) {
     run_.push_back(token_id);
     unfinished_ += *byte;
     const Scan scan = scanned(unfinished_, 0);
+    // Python finds a surrogate by its last byte.
+    const bool may_be_surrogate =
+        unfinished_.size() == 2 && unfinished_[0] == '\xED' && (*byte & 0xC0) == 0x80;
     if (scan.is_character) {
         unfinished_.clear();
-    } else if (!scan.is_begun) {
+    } else if (!scan.is_begun && !may_be_surrogate) {
         const auto first = run_.end() - static_cast<std::ptrdiff_t>(unfinished_.size());
         std::vector<std::int64_t> invalid(first, run_.end());
         end_run();

@@ -13,14 +13,14 @@ namespace dsbd {
 namespace {
 
 /// Return an entry of tokenizer.json, null if it is absent.
-const Json& entry(const Json& json, const char* name) {
-    static const Json null;
+const SortedJson& entry(const SortedJson& json, const char* name) {
+    static const SortedJson null;
     const auto found = json.find(name);
     return found == json.end() ? null : *found;
 }
 
 /// Return the normalizer if it is understood, and why it is not.
-std::pair<std::unique_ptr<const Normalizer>, std::string> normalizer_of(const Json& json,
+std::pair<std::unique_ptr<const Normalizer>, std::string> normalizer_of(const SortedJson& json,
                                                                         const std::string& where) {
     try {
         return {std::make_unique<Normalizer>(entry(json, "normalizer"), where + ": normalizer"), ""};
@@ -29,7 +29,7 @@ std::pair<std::unique_ptr<const Normalizer>, std::string> normalizer_of(const Js
     }
 }
 
-Vocabulary vocabulary_of(const Json& json, const std::string& where) {
+Vocabulary vocabulary_of(const SortedJson& json, const std::string& where) {
     Fields model(entry(json, "model"), where + ": model");
     return Vocabulary(model);
 }
@@ -41,7 +41,7 @@ std::string without_begin(std::string_view text, std::string_view begin) {
 }  // namespace
 
 struct Tokenizer::TextOut {
-    TextOut(const Json& json, const Normalizer* normalizer, const std::string& where)
+    TextOut(const SortedJson& json, const Normalizer* normalizer, const std::string& where)
         : vocabulary(vocabulary_of(json, where)),
           added(entry(json, "added_tokens"), vocabulary, normalizer, where + ": added_tokens"),
           decoder(entry(json, "decoder"), where + ": decoder") {}
@@ -58,7 +58,7 @@ struct Tokenizer::TextOut {
 };
 
 struct Tokenizer::TextIn {
-    TextIn(const Json& json, std::unique_ptr<const Normalizer> given, const TextOut& out,
+    TextIn(const SortedJson& json, std::unique_ptr<const Normalizer> given, const TextOut& out,
            const std::string& where)
         : normalizer(std::move(given)),
           pre_tokenizer(entry(json, "pre_tokenizer"), where + ": pre_tokenizer"),
@@ -87,7 +87,7 @@ Tokenizer::Tokenizer(const std::filesystem::path& folder,
                      std::optional<std::int64_t> bos_token_id) {
     const std::filesystem::path file = folder / "tokenizer.json";
     const std::string where = file.string();
-    const Json json = json_from_file(file);
+    const SortedJson json = json_from_file<SortedJson>(file);
     auto [normalizer, refusal] = normalizer_of(json, where);
     out_ = std::make_unique<TextOut>(json, normalizer.get(), where);
     if (normalizer == nullptr) {
@@ -113,8 +113,8 @@ Tokenizer::~Tokenizer() = default;
 void Tokenizer::read_bos_token(const std::filesystem::path& folder, std::int64_t bos_token_id) {
     const std::filesystem::path file = folder / "tokenizer_config.json";
     if (!std::filesystem::exists(file)) return;
-    const Json config = json_from_file(file);
-    const bool adds = config.is_object() && entry(config, "add_bos_token") == Json(true);
+    const SortedJson config = json_from_file<SortedJson>(file);
+    const bool adds = config.is_object() && entry(config, "add_bos_token") == SortedJson(true);
     const std::vector<std::int64_t> around = encode("");
     if (adds && std::find(around.begin(), around.end(), bos_token_id) == around.end()) {
         added_first_ = {bos_token_id};

@@ -10,7 +10,7 @@
 namespace dsbd {
 
 Vocabulary::Vocabulary(Fields& model) {
-    const Json& entries = model.at("vocab");
+    const SortedJson& entries = model.at("vocab");
     const auto add = [&](std::string token, std::int64_t id, bool is_unique) {
         const bool is_new = id_by_token_.insert_or_assign(token, id).second || !is_unique;
         if (!is_new || !token_by_id_.emplace(id, std::move(token)).second) {
@@ -112,7 +112,7 @@ public:
                 fields.refuse("unk_id", "an id of the vocabulary");
             }
         }
-        for (const Json& entry : fields.list("vocab")) {
+        for (const SortedJson& entry : fields.list("vocab")) {
             scores_.push_back(entry[1].get<double>());
             longest_ = std::max(longest_, entry[0].get_ref<const std::string&>().size());
         }

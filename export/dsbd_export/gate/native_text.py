@@ -30,7 +30,7 @@ _NUM_TOKENS = 256  # spread over the vocabulary, written and read
 _ENCODES, _DECODES, _RENDERS = "encodes", "decodes", "renders"
 
 Case = tuple[str, dict[str, Any], Any]
-"""A question, one of these, a request to the command, and the runtime's answer."""
+"""A field of ``NativeText``, a request to the command, and the runtime's answer."""
 
 
 def measured_native_text(
@@ -53,9 +53,9 @@ def measured_native_text(
             reasons.setdefault(question, _difference(request, answer, wanted))
     if (folder / SOURCE_TOKENIZER_FILE).exists():
         reasons[_ENCODES] = f"sources are encoded by {SOURCE_TOKENIZER_FILE}, which it cannot read"
-    has_chats = any(question == _RENDERS for question, _, _ in cases)
     for question, reason in reasons.items():
         report(f"native text: it never {question} here as Python does: {reason}")
+    has_chats = any(question == _RENDERS for question, _, _ in cases)
     return NativeText(
         encodes=_ENCODES not in reasons,
         decodes=_DECODES not in reasons,
