@@ -206,7 +206,7 @@ SCORER_OPTIONS = {
         metavar="FILE",
     ),
     "lm_weight": _settings(
-        "Factor of its log-probabilities [0.5].", type=FiniteRange(0, 100), metavar="FLOAT"
+        "Factor of its log-probabilities [0.2].", type=FiniteRange(0, 100), metavar="FLOAT"
     ),
     "word_bonus": _settings(
         "Added for each word [1.5].", type=FiniteRange(-100, 100), metavar="FLOAT"

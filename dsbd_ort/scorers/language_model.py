@@ -52,14 +52,15 @@ class LanguageModel:
         self,
         path: str | Path,
         *,
-        weight: float = 0.5,
+        weight: float = 0.2,
         word_bonus: float = 1.5,
-        unknown_offset: float = -10.0,
+        unknown_offset: float = -2.0,
     ) -> None:
         """Read an ARPA file, or KenLM's binary form with the package kenlm.
 
-        weight, word_bonus: alpha and beta of pyctcdecode, with its defaults.
-        unknown_offset: added to log10 of the probability of a word that the model lacks.
+        weight, word_bonus: alpha and beta of pyctcdecode. unknown_offset: added to log10 of the
+            probability of a word that the model lacks. The defaults suit a speech model with a
+            small model of a domain; those of CTC decoders (0.5, -10) made Whisper repeat itself.
 
         Raises InputError for a file that is no language model, ConfigError for a number.
         """

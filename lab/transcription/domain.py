@@ -102,7 +102,7 @@ def domain_table(
     )
     file = work / "domain.arpa"
     file.write_text(arpa(words_of(text) for text in train), encoding="utf-8")
-    usual = LanguageModel(file)
+    usual = LanguageModel(file, weight=0.5, unknown_offset=-10.0)  # as CTC decoders have them
     options: list[dict[str, Any]] = [{}, {"length_penalty": 0.0}, {"scorers": [usual]}]
     for weight, offset in GRID:
         model = LanguageModel(file, weight=weight, unknown_offset=offset)
