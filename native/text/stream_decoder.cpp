@@ -127,8 +127,7 @@ void TextWindow::add(std::int64_t token_id) {
     run_.push_back(token_id);
     unfinished_ += *byte;
     const Scan scan = scanned(unfinished_, 0);
-    // Python finds a surrogate by its last byte.
-    const bool may_be_surrogate =
+    const bool may_be_surrogate =  // which Python finds by its last byte
         unfinished_.size() == 2 && unfinished_[0] == '\xED' && (*byte & 0xC0) == 0x80;
     if (scan.is_character) {
         unfinished_.clear();

@@ -61,13 +61,15 @@ bool is_valid(std::string_view bytes) {
 }
 
 bool ends_within_character(std::string_view bytes) {
+    const std::size_t size = bytes.size();
     bool is_begun = false;
-    for (std::size_t begin = 0; begin < bytes.size();) {
+    for (std::size_t begin = 0; begin < size;) {
         const Scan scan = scanned(bytes, begin);
         is_begun = scan.is_begun;
         begin += scan.length;
     }
-    return is_begun;
+    return is_begun ||
+           (size > 1 && bytes[size - 2] == '\xED' && (bytes[size - 1] & '\xC0') == '\x80');
 }
 
 std::string text_of_bytes(std::string_view bytes) {

@@ -32,7 +32,8 @@ void for_each_character(std::string_view text, const Visit& visit) {
 
 std::size_t num_characters(std::string_view text);
 bool is_valid(std::string_view bytes);
-/// Whether bytes end within a character.
+/// Whether bytes end within a character, or after two bytes of a surrogate: Python finds those by
+/// their last byte.
 bool ends_within_character(std::string_view bytes);
 /// Return bytes as a text: U+FFFD for each longest beginning of a character that is not one.
 std::string text_of_bytes(std::string_view bytes);
