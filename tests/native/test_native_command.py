@@ -9,6 +9,7 @@ import pytest
 
 from dsbd_ort import Pipeline, TokenTrie
 from tests.doc_blocks import blocks_of
+from tests.lab.lab_run import lab_run
 from tests.native.conftest import ROOT, cached, run_or_fail
 from tests.runtime.bundle_edits import without_draft
 from tests.runtime.tiny_graph import TinyModel, write_tiny_bundle
@@ -174,3 +175,11 @@ def test_pkg_config_compiles_the_example_in_c(installed, tiny_bundle, tiny_pipe,
     expected = tiny_pipe.generate([1, 2], **options).sequences[0].token_ids
     assert json.loads(result)["sequences"][0]["token_ids"] == expected
     assert list(map(int, streamed.split(","))) == expected
+
+
+def test_the_measurement_of_its_host_time(native_build, tiny_bundle, tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("<!-- native -->\n<!-- end of native -->\n")
+    options = ["--document", page, "--rounds", 1, "--wait", 0, "--threads", 1]
+    done = lab_run("native-host", tiny_bundle.path, native_build / "dsbd_native", *options)
+    assert "CPU seconds" in page.read_text(), done

@@ -168,7 +168,7 @@ def test_a_picture_may_be_turned_first(donut, donut_folder):
 
 
 def test_one_picture_is_one_source(trocr):
-    read = [trocr.requests.chat_prompt(message(page(seed))).source for seed in (0, 0, 1)]
+    read = [trocr.requests.chat_prompt(message(page(seed))).inputs.source for seed in (0, 0, 1)]
     assert read[0] == read[1] != read[2]
     assert trocr.bundle.entry("draft").encoder.is_shared  # as the draft's encoder is the target's
     assert repr(read[0]) == "PicturePixels(3 channels, 32 height, 32 width)"
