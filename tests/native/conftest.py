@@ -18,14 +18,14 @@ OWN_PROGRAMS = Path(__file__).parent / "programs"
 
 
 def run_or_fail(*command: str | Path) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1800)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
 
 
 def build(packages: Path, folder: Path) -> Path:
     options = [f"-DCMAKE_PREFIX_PATH={packages}", "-DDSBD_NATIVE_TESTS=ON"]
     run_or_fail("cmake", "-S", ROOT / "native", "-B", folder, *options)
-    run_or_fail("cmake", "--build", folder, "--parallel")
+    run_or_fail("cmake", "--build", folder, "--parallel", str(os.cpu_count()))
     return folder
 
 
