@@ -3,8 +3,7 @@
 import io
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +14,6 @@ from dsbd_ort.decoding.batched_decoder import BatchedDecoder, decoded_together
 from dsbd_ort.media_parts import MediaLimits
 from dsbd_ort.media_prompts import MediaReader
 from dsbd_ort.prompts import MediaPrompt
-from dsbd_runtime.bundle_files.bundle import Bundle
 from dsbd_runtime.errors import CapacityError, InputError
 from dsbd_runtime.parts.given_rows import GivenRows
 from dsbd_runtime.text.chat_template import ChatTemplate
@@ -124,9 +122,9 @@ ONLY_PARTS = (
 
 
 def reader_of(pipe: Pipeline, template: str, context_length: int) -> MediaReader:
-    bundle = SimpleNamespace(manifest=pipe.bundle.manifest, context_length=context_length)
-    compiled = ChatTemplate(template, {})
-    return MediaReader(cast(Bundle, bundle), pipe.tokenizer, lambda: compiled)
+    given, compiled = pipe.bundle.manifest.target.given, ChatTemplate(template, {})
+    assert given is not None
+    return MediaReader(given, context_length, pipe.tokenizer, lambda: compiled)
 
 
 def test_texts_become_parts_for_templates_that_read_parts_alone(picture_pipe: Opener) -> None:

@@ -164,5 +164,5 @@ def test_another_form(demo_bundle):
 
 
 def test_a_bundle_of_the_portable_form_is_refused_by_its_form(int8_bundle):
-    with pytest.raises(DsbdError, match="has the form portable.*export with --form webgpu"):
+    with pytest.raises(DsbdError, match=r"has the form portable.*export with --form webgpu"):
         Pipeline.from_bundle(int8_bundle, provider="webgpu")
