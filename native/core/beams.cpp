@@ -9,8 +9,6 @@ namespace dsbd {
 
 namespace {
 
-std::size_t at(std::int64_t number) { return static_cast<std::size_t>(number); }
-
 /// base ** exponent as numpy computes it for arrays.
 double power(double base, double exponent) {
     if (exponent == 2.0) return base * base;

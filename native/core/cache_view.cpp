@@ -8,8 +8,6 @@ namespace dsbd {
 
 namespace {
 
-std::size_t at(std::int64_t number) { return static_cast<std::size_t>(number); }
-
 void set_bit(std::uint64_t* words, std::size_t bit) {
     words[bit / 64] |= std::uint64_t{1} << (bit % 64);
 }

@@ -11,8 +11,6 @@ namespace dsbd {
 
 namespace {
 
-std::size_t at(std::int64_t number) { return static_cast<std::size_t>(number); }
-
 /// The beams of every committed layer, and how many of their nodes the forest had already.
 struct Selected {
     std::vector<Beams> committed;

@@ -11,8 +11,6 @@ namespace dsbd {
 
 namespace {
 
-std::size_t at(std::int64_t number) { return static_cast<std::size_t>(number); }
-
 /// Move the entries of the kept nodes to the front; drop all others.
 template <class T>
 void keep_entries(std::vector<T>& column, const Nodes& kept) {

@@ -17,8 +17,6 @@ namespace {
 /// them up to date.
 constexpr std::size_t LONG_REST = 8;
 
-std::size_t at(std::int64_t number) { return static_cast<std::size_t>(number); }
-
 }  // namespace
 
 ForestRunner::ForestRunner(Role role, CacheView& view, Forest& forest_,

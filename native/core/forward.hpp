@@ -16,6 +16,9 @@ namespace dsbd {
 using Ints = std::vector<std::int64_t>;
 using Floats = std::vector<double>;
 
+/// A number that is not negative, as an index.
+inline std::size_t at(std::int64_t number) { return static_cast<std::size_t>(number); }
+
 /// Bits of rows, packed lowest first into words: bit c of row s is bit c % 64 of word c / 64.
 class BitRows {
 public:

@@ -10,8 +10,6 @@
 namespace dsbd {
 namespace {
 
-std::size_t at(std::int64_t number) { return static_cast<std::size_t>(number); }
-
 /// A number of each candidate, the same in every joint distribution: the node in the upper half,
 /// token + 1 (STAY is -1) in the lower.
 Ints candidate_ids(const JointDistribution& joint) {

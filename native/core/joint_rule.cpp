@@ -12,12 +12,6 @@
 
 namespace dsbd {
 
-namespace {
-
-std::size_t at(std::int64_t number) { return static_cast<std::size_t>(number); }
-
-}  // namespace
-
 JointDecoding::JointDecoding(const DecodingConfig& config, LayerBuilder& builder)
     : SelectionRule(config, builder) {
     reads_draft_distributions = true;

@@ -6,12 +6,6 @@
 
 namespace dsbd {
 
-namespace {
-
-std::size_t at(std::int64_t number) { return static_cast<std::size_t>(number); }
-
-}  // namespace
-
 void align_prefixes(PrefixCache& target, PrefixCache& draft) {
     const std::size_t num_target = target.tokens.size();
     draft.shorten(num_target + 1);

@@ -12,8 +12,6 @@ namespace dsbd {
 
 namespace {
 
-std::size_t at(std::int64_t number) { return static_cast<std::size_t>(number); }
-
 /// The rows of a request with a feature draft, computed again side by side, by position.
 ///
 /// A row of the draft comes from the same as before: from an own feature, which the request has

@@ -13,8 +13,6 @@ namespace {
 
 constexpr double SHORTEST_WAIT = 1e-300;  // an exponential number may round to 0
 
-std::size_t at(std::int64_t number) { return static_cast<std::size_t>(number); }
-
 /// Divide masses by their sum; return whether anything is left.
 bool normalise(Floats& masses) {
     const double total = pairwise_sum(masses);

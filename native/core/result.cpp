@@ -3,12 +3,6 @@
 
 namespace dsbd {
 
-namespace {
-
-std::size_t at(std::int64_t number) { return static_cast<std::size_t>(number); }
-
-}  // namespace
-
 std::string_view name_of(FinishReason reason) {
     switch (reason) {
         case FinishReason::eos: return "eos";

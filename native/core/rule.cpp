@@ -11,12 +11,6 @@
 
 namespace dsbd {
 
-namespace {
-
-std::size_t at(std::int64_t number) { return static_cast<std::size_t>(number); }
-
-}  // namespace
-
 Finished Finished::first(std::size_t number) const {
     Finished found = *this;
     found.hypotheses.resize(std::min(number, hypotheses.size()));

@@ -16,8 +16,6 @@ namespace dsbd {
 
 namespace {
 
-std::size_t at(std::int64_t number) { return static_cast<std::size_t>(number); }
-
 /// Return the first entries of the convolution of two arrays of one length.
 Floats convolved(const Floats& first, const Floats& second) {
     Floats found(first.size());

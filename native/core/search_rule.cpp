@@ -10,12 +10,6 @@
 
 namespace dsbd {
 
-namespace {
-
-std::size_t at(std::int64_t number) { return static_cast<std::size_t>(number); }
-
-}  // namespace
-
 SearchRule::SearchRule(const DecodingConfig& config, LayerBuilder& builder)
     : SelectionRule(config, builder), num_candidates_(num_searched(config)) {}
 

@@ -117,8 +117,6 @@ void check_seal(const std::string& bytes) {
     }
 }
 
-std::size_t at(std::int64_t number) { return static_cast<std::size_t>(number); }
-
 }  // namespace
 
 TokenTrie TokenTrie::load(const std::filesystem::path& path, std::optional<End> end) {

@@ -8,8 +8,6 @@
 namespace dsbd {
 namespace {
 
-std::size_t at(std::int64_t number) { return static_cast<std::size_t>(number); }
-
 template <class T>
 void take(std::vector<T>& entries, std::span<const std::int64_t> kept) {
     for (std::size_t i = 0; i < kept.size(); ++i) {
