@@ -5,15 +5,17 @@ Its logits exist for a few rows at a time, ``_MOST_LOGITS`` numbers at most.
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 
 from dsbd_distill.lesson import NUM_TOP, Lesson, joined
 from dsbd_export.checkpoints.model_loading import cache_name
@@ -53,7 +55,7 @@ class TeacherFeatures:
 
 _MOST_LOGITS = 2**26  # numbers of one call, 256 MiB in fp32
 _FEW_LOGITS = 2**23  # the same on a CPU, so that they fit its caches
-_MOST_CACHE_BYTES = 2**29  # of keys and values while sampling
+_MOST_CACHE_BYTES = 2**31  # of keys and values while sampling
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,34 @@ class TorchDevice:
         """Compute products in bf16 inside the block, if the hardware is good at it."""
         with torch.autocast(self.name, dtype=torch.bfloat16, enabled=self.uses_bf16):
             yield
+
+    @contextlib.contextmanager
+    def narrow_products(self, model: nn.Module) -> Iterator[None]:
+        """Compute ``model`` in bf16 inside the block, if the hardware is good at it.
+
+        On a CPU only its products: autocast would cast all weights in every call, and attention in
+        bf16 takes several times as long for a single query as in fp32.
+        """
+        if self.name != "cpu" or not self.uses_bf16:
+            with self.autocast():
+                yield
+            return
+        products = [each for each in model.modules() if type(each) in (nn.Linear, Conv1D)]
+        for product in products:
+            product.forward = _in_bf16(product)
+        try:
+            yield
+        finally:
+            for product in products:
+                del product.forward
+
+
+def _in_bf16(product: nn.Module) -> Callable[[Tensor], Tensor]:
+    """Return the function of a linear layer or a Conv1D with weights and rows in bf16."""
+    weight: Any = product.weight.bfloat16()
+    bias: Any = None if product.bias is None else product.bias.bfloat16()
+    by_output = weight if isinstance(product, nn.Linear) else weight.T
+    return lambda rows: F.linear(rows.bfloat16(), by_output, bias).to(rows.dtype)
 
 
 def best_device() -> TorchDevice:
@@ -150,7 +180,7 @@ class Teacher:
     def _labelled(self, tokens: NDArray[np.int64], num_labels: int) -> Lesson:
         """As ``label``, for all rows at once."""
         ids = torch.from_numpy(tokens).to(self.device.name)
-        with self._features_taken() as parts, self.device.autocast():
+        with self._features_taken() as parts, self.device.narrow_products(self.target):
             out = self.target(input_ids=ids, use_cache=False, logits_to_keep=num_labels)
         best, log_probs = self.top(out.logits.float())
         counted = np.ones(best.shape[:2], bool)
@@ -225,11 +255,10 @@ class Teacher:
         given = torch.from_numpy(padded(begins)).to(device)
         past, pieces = None, [given[:, :shortest]]
         draws = Draws(self, len(begins), sampling, generator, ends)
-        with self._features_taken() as parts:
+        with self._features_taken() as parts, self.device.narrow_products(self.target):
             for position in range(shortest, longest + num_new):
                 tokens = {opened.name: pieces[-1], name: past}
-                with self.device.autocast():
-                    out = self.target(**tokens, use_cache=True, **opened.arguments)
+                out = self.target(**tokens, use_cache=True, **opened.arguments)
                 past = getattr(out, name)
                 logits = self._ruled(out.logits[:, -1:].float(), pieces)
                 drawn = draws.draw(logits, lengths <= position)

@@ -1,5 +1,6 @@
 """The target as a teacher: its labels and samples, and how few logits exist at a time."""
 
+import dataclasses
 from collections import Counter
 from types import SimpleNamespace
 
@@ -54,6 +55,23 @@ def test_labels_are_the_most_probable_tokens(model, teacher):
     picked = np.take_along_axis(probs_of(model, tokens)[:, -7:], rows.ids.astype(np.int64), -1)
     np.testing.assert_allclose(picked, expected, rtol=1e-4)
     assert rows.tokens.tolist() == tokens.tolist()
+
+
+def test_products_in_bf16_are_near_and_leave_the_model_as_it_was(model, teacher):
+    tokens = np.random.default_rng(0).integers(2, 300, (5, 12))
+    rounded = dataclasses.replace(teacher, device=TorchDevice("cpu", uses_bf16=True))
+    before, narrow, after = (each.label(tokens, 7) for each in (teacher, rounded, teacher))
+    np.testing.assert_array_equal(after.log_probs, before.log_probs)
+    difference = np.abs(narrow.log_probs[..., 0] - before.log_probs[..., 0])
+    assert 0 < difference.max() < 0.05
+    layer = next(each for each in model.modules() if isinstance(each, nn.Linear))
+    with rounded.device.narrow_products(model):
+        product = layer(torch.ones(1, layer.in_features))
+        exact = nn.functional.linear(
+            torch.ones(1, layer.in_features), layer.weight.bfloat16().float()
+        )
+    assert product.dtype == torch.float32
+    torch.testing.assert_close(product, exact, rtol=0.01, atol=0.01)
 
 
 def test_samples_carry_the_labels_of_the_tokens_before_them(teacher):
