@@ -33,12 +33,9 @@ class TokenDistribution(NamedTuple):
 class TopDistributions:
     """Distributions over K tokens each: log-probabilities, raw ones, and the int64 bits of ids."""
 
-    def __init__(self, tokens: NDArray[np.int64], log_probs: Floats, raw_log_probs: Floats) -> None:
-        """Take distributions, (num_rows, K) each; see TokenDistribution."""
-        self._size = len(tokens)
-        self._entries = np.empty((3, *tokens.shape))
-        self._entries[0], self._entries[1] = log_probs, raw_log_probs
-        self._entries[2].view(np.int64)[:] = tokens
+    def __init__(self, entries: Floats) -> None:
+        """Take these three of distributions, (3, num_rows, K); see TokenDistribution."""
+        self._size, self._entries = entries.shape[1], entries
 
     def __len__(self) -> int:
         return self._size
@@ -50,8 +47,7 @@ class TopDistributions:
 
     def after_unused_row(self) -> TopDistributions:
         """Return a copy whose row 0 is no distribution."""
-        log_probs, raw, tokens = np.concatenate([self._entries[:, :1], self._entries], axis=1)
-        return TopDistributions(tokens.view(np.int64), log_probs, raw)
+        return TopDistributions(np.concatenate([self._entries[:, :1], self._entries], axis=1))
 
     def append(self, more: TopDistributions) -> None:
         size = self._size + more._size

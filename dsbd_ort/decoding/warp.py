@@ -71,9 +71,11 @@ class Warp:
         if rows is None:
             normalizers = logits.log_normalizers  # refuses rows that have no largest
             tokens, scores = logits.most_probable(self.top_k)
-            raw = scores - normalizers
-            log_probs = raw if self.is_raw else self.warped(scores - scores[:, :1])
-            return TopDistributions(tokens, log_probs, raw)
+            entries = np.empty((3, *scores.shape))
+            raw = np.subtract(scores, normalizers, entries[1])
+            entries[0] = raw if self.is_raw else self.warped(scores - scores[:, :1])
+            entries[2].view(np.int64)[:] = tokens
+            return TopDistributions(entries)
         largest = finite(rows.max(axis=1)) if len(rows) else rows[:, 0]
         return DenseDistributions(rows, largest, None if self.is_raw else self.warped)
 
