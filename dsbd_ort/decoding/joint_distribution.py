@@ -63,13 +63,12 @@ class JointDistribution:
     def candidate_ids(self, chosen: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
         """Return a number of each (chosen) candidate, the same in every joint distribution.
 
-        (num_chosen,) int64: the node in the upper half, token + 1 (STAY is -1) in the lower.
+        (num_chosen,) int64, see ``numbered``.
         """
         parents, tokens = self.parents, self.tokens
         if chosen is not None:
             parents, tokens = parents[chosen], tokens[chosen]
-        numbers: NDArray[np.int64] = (self.nodes[parents] << 32) + tokens + 1
-        return numbers
+        return numbered(self.nodes[parents], tokens)
 
     def aligned_to(self, other: JointDistribution) -> NDArray[np.int64]:
         """Return for every candidate of ``other`` its index in this one, -1 if it has none."""
@@ -79,6 +78,15 @@ class JointDistribution:
         match = order[place]
         index: NDArray[np.int64] = np.where(ours[match] == theirs, match, -1)
         return index
+
+
+def numbered(nodes: NDArray[np.int64], tokens: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return a number of each pair, (n,) int64: node * 2**32 + token, which may be STAY."""
+    numbers: NDArray[np.int64] = (nodes << _UPPER_HALF) + tokens
+    return numbers
+
+
+_UPPER_HALF = np.array(32)  # see rows.ZERO
 
 
 def joint_distribution(

@@ -36,7 +36,7 @@ from dsbd_ort.decoding.drafting.acceptance import SHARE, AcceptanceEstimator
 from dsbd_ort.decoding.drafting.cost_curve import LOOK_AHEAD, RequestCosts
 from dsbd_ort.decoding.drafting.draft import MOST_FORCED_LAYERS, Iteration, Scores
 from dsbd_ort.decoding.forest import Forest, Nodes
-from dsbd_ort.decoding.joint_distribution import STAY, JointDistribution, best_candidates
+from dsbd_ort.decoding.joint_distribution import STAY, JointDistribution, best_candidates, numbered
 
 Floats = NDArray[np.float64]
 _LAYERS_AHEAD = np.arange(LOOK_AHEAD + 1)
@@ -109,7 +109,7 @@ class ThroughputDraftPolicy:
         self._num_to_rest = self._num_iterations = 0
         self._has_begun = False  # an iteration: not while the policy rests
         self._now = _Draft()
-        self._powers = np.zeros(LOOK_AHEAD + 1)
+        self._gains_ahead = np.zeros(LOOK_AHEAD + 1)  # seconds, of that many further layers
 
     def rest(self) -> int:
         """Return for how many iterations, this one included, no draft is made; count one."""
@@ -136,7 +136,9 @@ class ThroughputDraftPolicy:
         num_rows = min(num_pending, costs.most_rows)
         is_first = costs.are_learned and not estimator.num_learned
         self._token_seconds = costs.row * estimator.calls / estimator.tokens
-        self._powers[1:] = (estimator.acceptance ** _LAYERS_AHEAD[1:]).cumsum()
+        self._gains_ahead[1:] = (estimator.acceptance ** _LAYERS_AHEAD[1:]).cumsum()
+        self._gains_ahead *= self._token_seconds
+        self._calls_ahead = self._usual_call * _LAYERS_AHEAD
         self._has_begun = True
         self._now = _Draft(
             limit=min(self._most_layers, most_layers),
@@ -363,9 +365,9 @@ class ThroughputDraftPolicy:
             return none
         ahead = slice((num_ahead if num_ahead < LOOK_AHEAD else LOOK_AHEAD) + 1)
         width = max(round(estimator.rows), self._costs.num_beams)
-        gains = np.multiply.outer(reach, self._token_seconds * self._powers[ahead])
+        gains = np.multiply.outer(reach, self._gains_ahead[ahead])
         gains -= costs.rows_ahead(width)[rows, ahead]
-        gains -= self._usual_call * _LAYERS_AHEAD[ahead]
+        gains -= self._calls_ahead[ahead]
         worth: Floats = np.maximum.reduce(gains, axis=-1)  # of no layer: 0
         return worth
 
@@ -378,5 +380,4 @@ def _candidate_ids(forest: Forest, parents: Nodes, nodes: Nodes) -> NDArray[np.i
         is_parent[parents] = True
         stays = is_parent[nodes]
         above[stays], tokens[stays] = nodes[stays], STAY
-    ids: NDArray[np.int64] = (above << 32) + tokens + 1
-    return ids
+    return numbered(above, tokens)
