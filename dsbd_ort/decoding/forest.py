@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsbd_forward.rows import NO_INTS, ONE, ZERO
-from dsbd_ort.decoding.joint_distribution import FEW_TOKENS, JointDistribution, numbered
+from dsbd_ort.decoding.joint_distribution import FEW_TOKENS, UPPER_HALF, JointDistribution
 from dsbd_ort.decoding.logits_processing.path_states import PathStates
 from dsbd_ort.decoding.noise import Keys, mix64, root_key
 
@@ -91,8 +91,8 @@ class Forest:
         return nodes
 
     def _children(self, parents: Nodes, tokens: NDArray[np.int64]) -> Nodes:
-        wanted = numbered(parents, tokens)
-        known = numbered(self.parents[: self._num_nodes], self.tokens[: self._num_nodes])
+        wanted = (parents << UPPER_HALF) + tokens
+        known = (self.parents[: self._num_nodes] << UPPER_HALF) + self.tokens[: self._num_nodes]
         order = known.argsort()
         found: Nodes = order.take(known.searchsorted(wanted, sorter=order), mode="clip")
         found[known[found] != wanted] = NO_NODE

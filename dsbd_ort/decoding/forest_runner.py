@@ -200,10 +200,7 @@ class ForestRunner:
         return found
 
     def keep_needed(self, is_kept: NDArray[np.bool_]) -> None:
-        """Keep the nodes as well that are needed to compute kept ones later.
-
-        is_kept: (num_nodes + 1,) bool. The last entry, that of ``NO_NODE``, means nothing.
-        """
+        """Keep what is needed to compute kept nodes later: (num_nodes + 1,), the last is none."""
         if self._is_put_off:
             return
         forest = self.forest

@@ -13,6 +13,8 @@ from dsbd_ort.decoding.distribution import ListedDistributions, TokenDistributio
 STAY = -1
 """The "token" by which an absorbing beam continues: it stays what it is, with probability 1."""
 
+UPPER_HALF = np.array(32)  # a shift; see rows.ZERO
+
 
 @dataclass(slots=True)
 class JointDistribution:
@@ -63,12 +65,13 @@ class JointDistribution:
     def candidate_ids(self, chosen: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
         """Return a number of each (chosen) candidate, the same in every joint distribution.
 
-        (num_chosen,) int64, see ``numbered``.
+        (num_chosen,) int64: the node in the upper half, the token, which may be STAY, added.
         """
         parents, tokens = self.parents, self.tokens
         if chosen is not None:
             parents, tokens = parents[chosen], tokens[chosen]
-        return numbered(self.nodes[parents], tokens)
+        numbers: NDArray[np.int64] = (self.nodes[parents] << UPPER_HALF) + tokens
+        return numbers
 
     def aligned_to(self, other: JointDistribution) -> NDArray[np.int64]:
         """Return for every candidate of ``other`` its index in this one, -1 if it has none."""
@@ -78,15 +81,6 @@ class JointDistribution:
         match = order[place]
         index: NDArray[np.int64] = np.where(ours[match] == theirs, match, -1)
         return index
-
-
-def numbered(nodes: NDArray[np.int64], tokens: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return a number of each pair, (n,) int64: node * 2**32 + token, which may be STAY."""
-    numbers: NDArray[np.int64] = (nodes << _UPPER_HALF) + tokens
-    return numbers
-
-
-_UPPER_HALF = np.array(32)  # see rows.ZERO
 
 
 def joint_distribution(

@@ -36,7 +36,7 @@ from dsbd_ort.decoding.drafting.acceptance import SHARE, AcceptanceEstimator
 from dsbd_ort.decoding.drafting.cost_curve import LOOK_AHEAD, RequestCosts
 from dsbd_ort.decoding.drafting.draft import MOST_FORCED_LAYERS, Iteration, Scores
 from dsbd_ort.decoding.forest import Forest, Nodes
-from dsbd_ort.decoding.joint_distribution import STAY, JointDistribution, best_candidates, numbered
+from dsbd_ort.decoding.joint_distribution import STAY, JointDistribution, best_candidates
 
 Floats = NDArray[np.float64]
 _LAYERS_AHEAD = np.arange(LOOK_AHEAD + 1)
@@ -380,4 +380,5 @@ def _candidate_ids(forest: Forest, parents: Nodes, nodes: Nodes) -> NDArray[np.i
         is_parent[parents] = True
         stays = is_parent[nodes]
         above[stays], tokens[stays] = nodes[stays], STAY
-    return numbered(above, tokens)
+    ids: NDArray[np.int64] = (above << 32) + tokens
+    return ids

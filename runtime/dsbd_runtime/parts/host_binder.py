@@ -95,14 +95,14 @@ class HostBinder:
         """Let the call read host arrays by name, which stay as they are until it is made."""
         for name, array in arrays.items():
             if array.nbytes > _MOST_BYTES:
-                self._read(name, self._on(np.ascontiguousarray(array)))
+                self._read(name, self.value_on(np.ascontiguousarray(array)))
             else:
                 self.room(name, array.shape, array.dtype)[...] = array
 
     def room(self, name: str, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
         """Return an array that the call reads by name, for the caller to fill."""
         kept = self._kept.get((name, shape)) or self._new(name, np.empty(shape, dtype))
-        self._read(name, kept)
+        self._read(name, kept.value)
         return kept.array
 
     def returns(self, outputs: tuple[HeadOutput, ...], num_logit_rows: int) -> None:
@@ -133,9 +133,7 @@ class HostBinder:
 
     def read_values(self, values: Mapping[str, Any]) -> None:
         for name, value in values.items():
-            if self._bound.get(name) is not value:
-                self._binding.bind_ortvalue_input(name, value)
-                self._bound[name] = value
+            self._read(name, value)
 
     def write_to(self, name: str, array: NDArray[Any]) -> None:
         self.write_value(name, self.value_on(array))
@@ -148,19 +146,16 @@ class HostBinder:
     def value_on(self, array: NDArray[Any]) -> Any:
         return self._ort.OrtValue.ortvalue_from_numpy(array)
 
-    def _read(self, name: str, kept: _Kept) -> None:
-        if self._bound.get(name) is not kept:
-            self._binding.bind_ortvalue_input(name, kept.value)
-            self._bound[name] = kept
+    def _read(self, name: str, value: Any) -> None:
+        if self._bound.get(name) is not value:
+            self._binding.bind_ortvalue_input(name, value)
+            self._bound[name] = value
 
     def _new(self, name: str, array: NDArray[Any]) -> _Kept:
         """Return memory for a call; if small, for all whose array of this name has this shape."""
-        kept = self._on(array)
+        kept = _Kept(array, self.value_on(array))
         if array.nbytes <= _MOST_BYTES:
             if len(self._kept) == _MOST_KEPT:
                 self._kept.clear()
             self._kept[name, array.shape] = kept
         return kept
-
-    def _on(self, array: NDArray[Any]) -> _Kept:
-        return _Kept(array, self.value_on(array))
