@@ -60,9 +60,7 @@ class SearchRule(SelectionRule):
             if left_out is LeftOut.READ:
                 joint, best = self._best(target, beams)
             depth += 1
-            ends = self._is_eos(joint.tokens[best])
-            if depth == self._config.max_new_tokens:
-                ends[:] = True
+            ends = self._is_eos(joint.tokens[best]) | (depth == self._config.max_new_tokens)
             if self._builder.forest.path_states:
                 ends |= self._builder.forest.stopped(joint, best)
             if len(ends[:width].nonzero()[0]):

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dsbd_forward.rows import ZERO
 from dsbd_forward.spec import EngineSpec
 from dsbd_ort.decoding.beams import Agreement, Beams, Hypotheses
 from dsbd_ort.decoding.cache_view import CacheView
@@ -90,7 +89,7 @@ class DraftStage:
         if self.drafter is None or num_to_rest:
             return _no_layers()
         most_layers = self._config.max_new_tokens - depth - 1
-        num_pending = len((self._target.slots[beams.nodes] < ZERO).nonzero()[0])
+        num_pending = len((self._target.slots[beams.nodes] < 0).nonzero()[0])
         self._policy.begin(num_pending, most_layers)
         return draft_forest(
             self._target.forest,

@@ -344,7 +344,8 @@ class ThroughputDraftPolicy:
         threshold = -np.inf
         if len(certain) >= num_beams:
             last = len(certain) - num_beams
-            threshold = np.partition(certain, last)[last]
+            certain.partition(last)
+            threshold = certain[last]
         if threshold > -np.inf:
             deficits = inherited + np.maximum(threshold - scores, 0.0)
         else:
