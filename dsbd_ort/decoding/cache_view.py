@@ -83,7 +83,7 @@ class CacheView:
         own, begin = own_bits(size, first_row & 7), first_row >> 3
         seen = self._seen.take(parent_slots, axis=0)
         seen_of_own = seen[:, begin : begin + own.shape[1]]
-        if parent_slots[parent_slots.argmax()] < first:
+        if not size or parent_slots[parent_slots.argmax()] < first:
             seen_of_own |= own
         else:
             is_new = parent_slots >= first
