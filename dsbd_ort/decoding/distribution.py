@@ -35,8 +35,7 @@ class TopDistributions:
 
     def __init__(self, entries: Floats) -> None:
         """Take these, (3, num_rows, K), see TokenDistribution; (2, ...): the first are the raw."""
-        self._size: int = entries.shape[1]
-        self._entries = entries
+        self._entries, self._size = entries, int(entries.shape[1])
 
     def __len__(self) -> int:
         return self._size

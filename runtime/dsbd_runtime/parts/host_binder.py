@@ -95,14 +95,15 @@ class HostBinder:
         """Let the call read host arrays by name, which stay as they are until it is made."""
         for name, array in arrays.items():
             if array.nbytes > _MOST_BYTES:
-                self._read(name, self.value_on(np.ascontiguousarray(array)))
+                self._bind(name, self.value_on(np.ascontiguousarray(array)))
             else:
                 self.room(name, array.shape, array.dtype)[...] = array
 
     def room(self, name: str, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
         """Return an array that the call reads by name, for the caller to fill."""
         kept = self._kept.get((name, shape)) or self._new(name, np.empty(shape, dtype))
-        self._read(name, kept.value)
+        if self._bound.get(name) is not kept.value:
+            self._bind(name, kept.value)
         return kept.array
 
     def returns(self, outputs: tuple[HeadOutput, ...], num_logit_rows: int) -> None:
@@ -133,7 +134,8 @@ class HostBinder:
 
     def read_values(self, values: Mapping[str, Any]) -> None:
         for name, value in values.items():
-            self._read(name, value)
+            if self._bound.get(name) is not value:
+                self._bind(name, value)
 
     def write_to(self, name: str, array: NDArray[Any]) -> None:
         self.write_value(name, self.value_on(array))
@@ -146,10 +148,9 @@ class HostBinder:
     def value_on(self, array: NDArray[Any]) -> Any:
         return self._ort.OrtValue.ortvalue_from_numpy(array)
 
-    def _read(self, name: str, value: Any) -> None:
-        if self._bound.get(name) is not value:
-            self._binding.bind_ortvalue_input(name, value)
-            self._bound[name] = value
+    def _bind(self, name: str, value: Any) -> None:
+        self._binding.bind_ortvalue_input(name, value)
+        self._bound[name] = value
 
     def _new(self, name: str, array: NDArray[Any]) -> _Kept:
         """Return memory for a call; if small, for all whose array of this name has this shape."""
