@@ -191,4 +191,4 @@ _remembered_own_bits = lru_cache(maxsize=8 * _FEW_ROWS)(_own_bits)
 
 def _unpacked(packed: NDArray[np.uint8], num_bits: int) -> NDArray[np.bool_]:
     """Return the first bits of every row, lowest first: (num_packed, num_bits) bool."""
-    return np.unpackbits(packed, 1, num_bits, "little").view(np.bool_)
+    return np.unpackbits(packed, 1, num_bits, "little").view(np.bool_)  # keywords are slow

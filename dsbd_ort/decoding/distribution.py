@@ -34,7 +34,7 @@ class TopDistributions:
     """Distributions over K tokens each: log-probabilities, raw ones, and the int64 bits of ids."""
 
     def __init__(self, entries: Floats) -> None:
-        """Take these, (3, num_rows, K), see TokenDistribution; (2, ...): the first are the raw."""
+        """Take these, (3, num_rows, K), see TokenDistribution; of two, the first is both."""
         self._entries, self._size = entries, int(entries.shape[1])
 
     def __len__(self) -> int:
