@@ -83,10 +83,10 @@ class CacheView:
         own, begin = own_bits(size, first_row & 7), first_row >> 3
         seen = self._seen.take(parent_slots, axis=0)
         seen_of_own = seen[:, begin : begin + own.shape[1]]
-        is_new = parent_slots >= first
-        if not len(is_new.nonzero()[0]):
+        if not size or parent_slots[parent_slots.argmax()] < first:
             seen_of_own |= own
         else:
+            is_new = parent_slots >= first
             seen[is_new] = 0
             seen_of_own |= own
             # Among the new nodes, the parent, or the node itself if that is none of them.
@@ -98,7 +98,7 @@ class CacheView:
                     break
                 above = farther
         self._seen[first : self.num_slots] = seen
-        mask = np.unpackbits(seen, axis=1, count=num_rows, bitorder="little").view(np.bool_)
+        mask = _unpacked(seen, num_rows)
         if self._hides_first and not len(self.prefix.rows):
             for root in (parent_slots == 0).nonzero()[0].tolist():  # the prompt's one token, if new
                 row = first_row + root
@@ -191,5 +191,4 @@ _remembered_own_bits = lru_cache(maxsize=8 * _FEW_ROWS)(_own_bits)
 
 def _unpacked(packed: NDArray[np.uint8], num_bits: int) -> NDArray[np.bool_]:
     """Return the first bits of every row, lowest first: (num_packed, num_bits) bool."""
-    bits = np.unpackbits(packed, axis=1, count=num_bits, bitorder="little")
-    return bits.view(np.bool_)
+    return np.unpackbits(packed, 1, num_bits, "little").view(np.bool_)  # keywords are slow

@@ -223,7 +223,7 @@ def _iteration(
     if run.request.config.memory == "single":
         # The beam of highest log-probability per token (DSBD paper, memory reduction).
         beams = beams.only(int(run.hypotheses.scores(beams.hypotheses, 1.0).argmax()))
-    survivors = np.zeros(len(forest), dtype=np.bool_)
+    survivors = np.zeros(len(forest) + 1, dtype=np.bool_)  # the last: NO_NODE
     if most_descendants:
         survivors[forest.below(beams.nodes).nonzero()[0][:most_descendants]] = True
     survivors[beams.nodes] = True
@@ -235,7 +235,7 @@ def _iteration(
         committed=committed,
         beams=beams,
         hypotheses=run.rule.live(beams),
-        survivors=survivors,
+        survivors=survivors[:-1],
         num_draft_tokens=sum([layer.num_new for layer in drafted]),
         num_accepted_tokens=num_accepted,
     )

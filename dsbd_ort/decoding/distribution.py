@@ -33,12 +33,9 @@ class TokenDistribution(NamedTuple):
 class TopDistributions:
     """Distributions over K tokens each: log-probabilities, raw ones, and the int64 bits of ids."""
 
-    def __init__(self, tokens: NDArray[np.int64], log_probs: Floats, raw_log_probs: Floats) -> None:
-        """Take distributions, (num_rows, K) each; see TokenDistribution."""
-        self._size = len(tokens)
-        self._entries = np.empty((3, *tokens.shape))
-        self._entries[0], self._entries[1] = log_probs, raw_log_probs
-        self._entries[2].view(np.int64)[:] = tokens
+    def __init__(self, entries: Floats) -> None:
+        """Take these, (3, num_rows, K), see TokenDistribution; of two, the first is both."""
+        self._entries, self._size = entries, int(entries.shape[1])
 
     def __len__(self) -> int:
         return self._size
@@ -50,13 +47,12 @@ class TopDistributions:
 
     def after_unused_row(self) -> TopDistributions:
         """Return a copy whose row 0 is no distribution."""
-        log_probs, raw, tokens = np.concatenate([self._entries[:, :1], self._entries], axis=1)
-        return TopDistributions(tokens.view(np.int64), log_probs, raw)
+        return TopDistributions(np.concatenate([self._entries[:, :1], self._entries], axis=1))
 
     def append(self, more: TopDistributions) -> None:
         size = self._size + more._size
         if size > self._entries.shape[1]:
-            entries = np.empty((3, 2 * size, self._entries.shape[2]))
+            entries = np.empty((len(self._entries), 2 * size, self._entries.shape[2]))
             entries[:, : self._size] = self._entries[:, : self._size]
             self._entries = entries
         self._entries[:, self._size : size] = more._entries
@@ -69,8 +65,8 @@ class TopDistributions:
 
     def candidates(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], Floats, Floats]:
         """Return tokens, warped and raw log-probabilities of these rows, (num_rows * K,) each."""
-        found = self._entries.take(rows, axis=1).reshape(3, -1)
-        return found[2].view(np.int64), found[0], found[1]
+        found = self._entries.take(rows, axis=1).reshape(len(self._entries), -1)
+        return found[-1].view(np.int64), found[0], found[-2]
 
     @property
     def num_tokens(self) -> int:
@@ -83,7 +79,7 @@ class TopDistributions:
 
     def log_probs_of(self, rows: NDArray[np.int64], tokens: NDArray[np.int64]) -> Floats:
         """Return the warped log-probability of one token of each of these rows, (num_rows,)."""
-        log_probs, _, known = self._entries[:, rows]
+        log_probs, *_, known = self._entries[:, rows]
         is_token = known.view(np.int64) == tokens[:, None]
         found: Floats = log_probs[np.arange(len(rows)), is_token.argmax(axis=1)]
         return np.where(is_token.any(axis=1), found, -np.inf)

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from dsbd_forward.rows import NO_INTS
-from dsbd_ort.decoding.joint_distribution import FEW_TOKENS, JointDistribution
+from dsbd_forward.rows import NO_INTS, ONE, ZERO
+from dsbd_ort.decoding.joint_distribution import FEW_TOKENS, UPPER_HALF, JointDistribution
 from dsbd_ort.decoding.logits_processing.path_states import PathStates
 from dsbd_ort.decoding.noise import Keys, mix64, root_key
 
@@ -84,15 +84,15 @@ class Forest:
             stays = (tokens < 0).nonzero()[0]
             nodes[stays] = parents[stays]
             self.num_met -= len(stays)
-        missing = (nodes < 0).nonzero()[0]
+        missing = (nodes < ZERO).nonzero()[0]
         self.num_met += num_chosen - len(missing)
         if len(missing):
             nodes[missing] = self._add(parents[missing], tokens[missing], joint, chosen[missing])
         return nodes
 
     def _children(self, parents: Nodes, tokens: NDArray[np.int64]) -> Nodes:
-        wanted = (parents << _UPPER_HALF) + tokens
-        known = (self.parents[: self._num_nodes] << _UPPER_HALF) + self.tokens[: self._num_nodes]
+        wanted = (parents << UPPER_HALF) + tokens
+        known = (self.parents[: self._num_nodes] << UPPER_HALF) + self.tokens[: self._num_nodes]
         order = known.argsort()
         found: Nodes = order.take(known.searchsorted(wanted, sorter=order), mode="clip")
         found[known[found] != wanted] = NO_NODE
@@ -114,7 +114,7 @@ class Forest:
         else:
             keys = joint.path_keys[chosen]
         self.tokens[first:last], self.parents[first:last] = tokens, parents
-        self.positions[first:last] = self.positions[parents] + _ONE
+        self.positions[first:last] = self.positions[parents] + ONE
         self.path_keys[first:last] = keys
         self._num_nodes = last
         self.num_added += num_new
@@ -164,9 +164,9 @@ class Forest:
     def pending(self, nodes: Nodes, slots: NDArray[np.int64]) -> Nodes:
         """Return what must be computed before the distributions after ``nodes``, parents first."""
         parents = self.parents
-        found = nodes[slots[nodes] < _ZERO]
+        found = nodes[slots[nodes] < ZERO]
         above = parents[found]
-        above = above[slots[above] < _ZERO]
+        above = above[slots[above] < ZERO]
         if not len(above):  # usually
             return found
         is_pending = np.zeros(len(slots), dtype=np.bool_)
@@ -177,11 +177,11 @@ class Forest:
             in_trunk = above[above < trunk]
             if len(in_trunk):  # a draft that rests has all tokens since it rests to compute
                 for last in set(in_trunk.tolist()):
-                    computed = (slots[: last + 1] >= _ZERO).nonzero()[0]
+                    computed = (slots[: last + 1] >= ZERO).nonzero()[0]
                     is_pending[computed[-1] + 1 if len(computed) else 0 : last] = True
                 above = above[above >= trunk]
             above = parents[above]
-            above = above[slots[above] < _ZERO]
+            above = above[slots[above] < ZERO]
         return is_pending.nonzero()[0]
 
     def below(self, roots: Nodes) -> NDArray[np.bool_]:
@@ -216,5 +216,4 @@ class Forest:
         return renumbered
 
 
-_ZERO, _ONE, _UPPER_HALF = map(np.array, (0, 1, 32))  # faster in an operation than numbers
 _UNUSED = np.array([[0, NO_NODE, 0, 0, 0, NOT_COMPUTED, NOT_COMPUTED]]).T  # a column without node

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsbd_forward.forward import Forward
+from dsbd_forward.rows import ZERO
 from dsbd_ort.decoding.beams import Beams, Hypotheses
 from dsbd_ort.decoding.cache_view import CacheView
 from dsbd_ort.decoding.computed_distributions import ComputedDistributions, LeftOut
@@ -19,8 +20,6 @@ from dsbd_ort.decoding.forest import NO_NODE, NOT_COMPUTED, Forest, Nodes
 from dsbd_ort.decoding.kv_cache import PREFILL_CHUNK, RowIdentity
 from dsbd_ort.decoding.node_features import NO_FEATURES, FeatureNeeds, NodeFeatures
 from dsbd_ort.decoding.top_tokens import SCORED_CHUNK, PromptScorer
-
-_FIRST = np.array(0)  # slot; an operation takes an array faster than a number
 
 
 class ForestRunner:
@@ -120,11 +119,11 @@ class ForestRunner:
     def are_computed(self, nodes: Nodes) -> bool:
         """Return whether the distribution after each is known; an absorbing one needs none."""
         slots = self.forest.slots[self._engine][nodes]
-        return not len((slots < _FIRST).nonzero()[0])
+        return not len((slots < ZERO).nonzero()[0])
 
     def missing(self) -> Nodes:
         slots = self.forest.slots[self._engine]
-        return (slots[: len(self.forest)] < _FIRST).nonzero()[0]
+        return (slots[: len(self.forest)] < ZERO).nonzero()[0]
 
     def pending(self, nodes: Nodes) -> Nodes:
         return self.forest.pending(nodes, self.forest.slots[self._engine])
@@ -201,17 +200,16 @@ class ForestRunner:
         return found
 
     def keep_needed(self, is_kept: NDArray[np.bool_]) -> None:
-        """Keep the nodes as well that are needed to compute kept ones later: (num_nodes,) bool."""
+        """Keep what is needed to compute kept nodes later: (num_nodes + 1,), the last is none."""
         if self._is_put_off:
             return
         forest = self.forest
         slots = forest.slots[self._engine]
         for features in self._features:
             slots = features.slots_after_pruning(slots)
-        pending = forest.pending(is_kept.nonzero()[0], slots)
+        pending = forest.pending(is_kept[:-1].nonzero()[0], slots)
         is_kept[pending] = True
-        parents = forest.parents[pending]
-        is_kept[parents[parents != NO_NODE]] = True
+        is_kept[forest.parents[pending]] = True
 
     def prune(self) -> None:
         """Forget the nodes that the forest has dropped, and those whose rows are outdated."""
@@ -220,7 +218,7 @@ class ForestRunner:
         slots = self.forest.slots[self._engine][: len(self.forest)]
         for features in self._features:
             slots[:] = features.slots_after_pruning(slots)
-        computed = (slots > _FIRST).nonzero()[0]
+        computed = (slots > ZERO).nonzero()[0]
         kept = slots[computed]
         self._slots_above = {}
         self.distributions.keep(kept)

@@ -13,6 +13,8 @@ from dsbd_ort.decoding.distribution import ListedDistributions, TokenDistributio
 STAY = -1
 """The "token" by which an absorbing beam continues: it stays what it is, with probability 1."""
 
+UPPER_HALF = np.array(32)  # a shift; see rows.ZERO
+
 
 @dataclass(slots=True)
 class JointDistribution:
@@ -63,12 +65,12 @@ class JointDistribution:
     def candidate_ids(self, chosen: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
         """Return a number of each (chosen) candidate, the same in every joint distribution.
 
-        (num_chosen,) int64: the node in the upper half, token + 1 (STAY is -1) in the lower.
+        (num_chosen,) int64: the node in the upper half, the token, which may be STAY, added.
         """
         parents, tokens = self.parents, self.tokens
         if chosen is not None:
             parents, tokens = parents[chosen], tokens[chosen]
-        numbers: NDArray[np.int64] = (self.nodes[parents] << 32) + tokens + 1
+        numbers: NDArray[np.int64] = (self.nodes[parents] << UPPER_HALF) + tokens
         return numbers
 
     def aligned_to(self, other: JointDistribution) -> NDArray[np.int64]:

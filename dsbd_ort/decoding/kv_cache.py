@@ -236,7 +236,7 @@ class SharedKVCache:
         if num_rows <= self._next_check and not (is_full or grows):
             return
         is_used = self._used()
-        num_used = int(is_used.sum())
+        num_used = int(np.count_nonzero(is_used))
         most_unused = MOST_UNUSED_ROWS
         if not self.model.spec.memory.folds_rows:
             most_unused += num_used // 4

@@ -51,11 +51,10 @@ class GumbelCoupling:
         Fewer than ``num_draws`` come back if fewer have positive probability. With replacement,
         draw j has a noise of its own and takes the single best.
         """
+        keys = self._forest.candidate_keys(joint)
         if self._replacement:
-            keys = self._forest.candidate_keys(joint)
             scores = [noisy(joint.log_masses, keys, depth, j) for j in range(num_draws)]
             return np.array([score.argmax() for score in scores])
-        keys = self._forest.candidate_keys(joint)
         return best_candidates(noisy(joint.log_masses, keys, depth), num_draws)
 
     def scores(self, joint: JointDistribution, depth: int) -> NDArray[np.float64]:

@@ -26,7 +26,7 @@ class SearchRule(SelectionRule):
 
     def __init__(self, config: DecodingConfig, builder: LayerBuilder) -> None:
         super().__init__(config, builder)
-        self._eos = np.array(sorted(config.eos_ids), dtype=np.int64)
+        self._eos = [np.array(token) for token in sorted(config.eos_ids)]
         self._num_candidates = num_searched(config)
         self._pool = Finished(np.arange(0), np.zeros(0))
 
@@ -36,10 +36,14 @@ class SearchRule(SelectionRule):
 
     def draft_scores(self, joint: JointDistribution, depth: int) -> NDArray[np.float64]:
         """Return the log-weight of every candidate, -inf if it ends: (num_candidates,)."""
-        return np.where(self._is_eos(joint.tokens), -np.inf, joint.log_weights)
+        scores = joint.log_weights.copy()
+        scores[self._is_eos(joint.tokens)] = -np.inf
+        return scores
 
     def _is_eos(self, tokens: NDArray[np.int64]) -> NDArray[np.bool_]:
-        is_eos: NDArray[np.bool_] = (tokens == self._eos[:, None]).any(axis=0)
+        is_eos = np.zeros(len(tokens), dtype=np.bool_)
+        for eos in self._eos:  # few: faster than one operation on all
+            is_eos |= tokens == eos
         return is_eos
 
     def select(
@@ -59,7 +63,7 @@ class SearchRule(SelectionRule):
             ends = self._is_eos(joint.tokens[best]) | (depth == self._config.max_new_tokens)
             if self._builder.forest.path_states:
                 ends |= self._builder.forest.stopped(joint, best)
-            if ends[:width].any():
+            if len(ends[:width].nonzero()[0]):
                 finished = best[:width][ends[:width]]
                 hypotheses = self._builder.extended(beams, joint, finished)
                 lengths = self._builder.hypotheses.lengths[hypotheses].astype(np.float64)

@@ -32,6 +32,7 @@ class Warp:
     probable tokens, the fewest that reach a mass (Holtzman et al. 2020), those of at least a share
     of the most probable one's, and the fewest nearest to the entropy that reach a mass (Meister et
     al. 2023). With ``is_raw`` the ``log_probs`` are the raw ones, and top-k bounds the tokens read.
+    Of a draft (``is_draft``) no raw ones are read, unless they are all that there is.
     """
 
     temperature: float
@@ -40,6 +41,7 @@ class Warp:
     is_raw: bool = False
     min_p: float = 0.0
     typical_p: float = 1.0
+    is_draft: bool = False
 
     @classmethod
     def of(cls, config: DecodingConfig) -> Warp:
@@ -61,19 +63,21 @@ class Warp:
 
     def within(self, num_top_logits: int) -> Warp:
         """Return one that a draft with a top-k head of K (0: all) logits can serve."""
-        if self.is_raw or not num_top_logits or 1 <= self.top_k <= num_top_logits:
-            return self
-        return replace(self, top_k=num_top_logits)
+        is_served = self.is_raw or not num_top_logits or 1 <= self.top_k <= num_top_logits
+        return replace(self, top_k=self.top_k if is_served else num_top_logits, is_draft=True)
 
     def distributions(self, logits: Logits) -> TokenDistributions:
         """Return the next-token distribution of every row; ModelError: no finite largest logit."""
         rows = None if self.top_k else logits.whole
         if rows is None:
-            normalizers = logits.log_normalizers  # refuses rows that have no largest
             tokens, scores = logits.most_probable(self.top_k)
-            raw = scores - normalizers
-            log_probs = raw if self.is_raw else self.warped(scores - scores[:, :1])
-            return TopDistributions(tokens, log_probs, raw)
+            entries = np.empty((2 if self.is_raw or self.is_draft else 3, *scores.shape))
+            if self.is_raw or not self.is_draft:
+                np.subtract(scores, logits.log_normalizers, entries[-2])
+            if not self.is_raw:
+                entries[0] = self.warped(scores - scores[:, :1])
+            entries[-1].view(np.int64)[:] = tokens
+            return TopDistributions(entries)
         largest = finite(rows.max(axis=1)) if len(rows) else rows[:, 0]
         return DenseDistributions(rows, largest, None if self.is_raw else self.warped)
 

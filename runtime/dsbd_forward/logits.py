@@ -105,6 +105,7 @@ class DenseLogits(Logits):
         return added_up(self.values)
 
     def most_probable(self, number: int) -> tuple[Ints, Floats]:
+        finite(np.maximum.reduce(self.values, axis=1))
         return largest_logits(self.values, number or self.values.shape[1])
 
     def read(self, rows: Ints) -> tuple[Float32s, Floats]:

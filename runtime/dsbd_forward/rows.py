@@ -1,6 +1,6 @@
 """Rows of numbers: the largest of each row, and the log of its sum of exponentials."""
 
-from typing import Any
+import math
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +12,9 @@ Ints = NDArray[np.int64]
 
 NO_INTS: Ints = np.arange(0)
 """No rows, no tokens: one array for all uses."""
+
+ZERO, ONE = map(np.array, (0, 1))
+"""An operation on an array takes these in half the time that it takes a number."""
 
 _BLOCK = 1 << 16  # logits looked at together: they and a copy fit the processor's cache
 _SUMMED_TOGETHER = 128  # columns
@@ -98,9 +101,9 @@ def _least_of_largest(scores: NDArray[np.floating], number: int) -> NDArray[np.f
     return found
 
 
-def finite(largest: Any) -> Any:
+def finite(largest: NDArray[np.float32]) -> NDArray[np.float32]:
     """Return the largest logits if they are finite."""
-    if len(np.isfinite(largest).nonzero()[0]) < largest.size:
+    if not math.isfinite(sum(largest.ravel().tolist())):  # no sum of them overflows a float64
         raise ModelError(
             "the model returned logits without a finite largest value (NaN or infinite); "
             "check the engine's precision and the export's parity report"

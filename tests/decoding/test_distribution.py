@@ -138,6 +138,16 @@ def test_laws_of_candidates_are_those_of_all_logits(warp):
             )
 
 
+@pytest.mark.parametrize("warp", WARPS)
+def test_a_draft_s_laws_are_the_target_s(warp):
+    logits = np.random.default_rng(0).normal(size=(9, 500)).astype(np.float32)
+    for kind in (DenseLogits(logits), candidates_of(logits, 20)):
+        found, expected = warp.within(0).distributions(kind), warp.distributions(kind)
+        for ours, theirs in zip(found, expected, strict=True):
+            np.testing.assert_array_equal(ours.tokens, theirs.tokens)
+            np.testing.assert_array_equal(ours.log_probs, theirs.log_probs)
+
+
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 @pytest.mark.parametrize("place", ["top_logits", "logsumexp"])
 def test_broken_candidates_are_refused(bad, place):

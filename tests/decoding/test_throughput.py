@@ -178,19 +178,20 @@ def test_the_worth_of_further_layers_is_that_of_as_many_as_pay_together() -> Non
         policy, acceptance = object.__new__(ThroughputDraftPolicy), rng.random()
         reach, rows, call = rng.random(), int(rng.integers(0, 40)), 1e-3 * rng.random()
         limit, num_layers = int(rng.integers(0, 9)), int(rng.integers(0, 4))
+        token_seconds = 0.02 * rng.random()
+        powers = np.append(0.0, acceptance ** np.arange(1, 7)).cumsum()
         policy.__dict__ |= {
             "_now": SimpleNamespace(limit=limit, layers=[None] * num_layers),
             "_estimator": AcceptanceEstimator(rows=4.0 * rng.random()),
             "_costs": costs,
-            "_token_seconds": 0.02 * rng.random(),
-            "_powers": np.append(0.0, acceptance ** np.arange(1, 7)).cumsum(),
-            "_usual_call": call,
+            "_gains_ahead": token_seconds * powers,
+            "_calls_ahead": call * np.arange(7),
         }
         width = round(max(policy._estimator.rows, 2))
         gain = worth = 0.0
         for layer in range(1, min(limit - num_layers, 6) + 1):
             before, after = rows + width * (layer - 1), rows + width * layer
-            gain += reach * acceptance**layer * policy._token_seconds - call
+            gain += reach * acceptance**layer * token_seconds - call
             gain -= float(costs.target[after] - costs.target[before])
             worth = max(worth, gain)
         assert float(policy._worth_of_more(reach, rows)) == pytest.approx(worth, abs=1e-12)

@@ -20,7 +20,7 @@ from __future__ import annotations
 import json
 import math
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -268,7 +268,8 @@ class Outcome:
         role, engine = ("draft", 1) if given["is_draft"] else ("target", 0)
         warp = Warp.of(config)
         if given["is_draft"]:
-            warp = warp.within(given["num_top"])
+            # The native core has the raw log-probabilities of drafts too.
+            warp = replace(warp.within(given["num_top"]), is_draft=False)
         if given["narrowed"]:
             warp = warp.narrowed()
         known = ComputedDistributions(role, self._spec, forest, warp, self._processing)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from dsbd_forward.forward import Forward
 from dsbd_runtime.bundle_files.manifest import ModelEntry
@@ -28,6 +28,10 @@ class RecordingBinder:
 
     def write(self, arrays: Mapping[str, NDArray[Any]], padding: int = 0) -> None:
         self.arrays |= {name: array.copy() for name, array in arrays.items()}
+
+    def room(self, name: str, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
+        self.arrays[name] = np.empty(shape, dtype)
+        return self.arrays[name]
 
     def returns(self, outputs: tuple[HeadOutput, ...], num_rows: int) -> None:
         pass

@@ -205,7 +205,7 @@ def never_falling(sums: Floats, weights: Floats) -> Floats:
             last = pools.pop()
             pool = (last[0] + pool[0], last[1] + pool[1], last[2] + pool[2])
         pools.append(pool)
-    return np.repeat([pool[0] / pool[1] for pool in pools], [pool[2] for pool in pools])
+    return np.array([total / weight for total, weight, size in pools for _ in range(size)])
 
 
 class RequestCosts:

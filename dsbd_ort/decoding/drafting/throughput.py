@@ -109,7 +109,7 @@ class ThroughputDraftPolicy:
         self._num_to_rest = self._num_iterations = 0
         self._has_begun = False  # an iteration: not while the policy rests
         self._now = _Draft()
-        self._powers = np.zeros(LOOK_AHEAD + 1)
+        self._gains_ahead = np.zeros(LOOK_AHEAD + 1)  # seconds, of that many further layers
 
     def rest(self) -> int:
         """Return for how many iterations, this one included, no draft is made; count one."""
@@ -136,7 +136,9 @@ class ThroughputDraftPolicy:
         num_rows = min(num_pending, costs.most_rows)
         is_first = costs.are_learned and not estimator.num_learned
         self._token_seconds = costs.row * estimator.calls / estimator.tokens
-        self._powers[1:] = (estimator.acceptance ** _LAYERS_AHEAD[1:]).cumsum()
+        self._gains_ahead[1:] = (estimator.acceptance ** _LAYERS_AHEAD[1:]).cumsum()
+        self._gains_ahead *= self._token_seconds
+        self._calls_ahead = self._usual_call * _LAYERS_AHEAD
         self._has_begun = True
         self._now = _Draft(
             limit=min(self._most_layers, most_layers),
@@ -342,7 +344,8 @@ class ThroughputDraftPolicy:
         threshold = -np.inf
         if len(certain) >= num_beams:
             last = len(certain) - num_beams
-            threshold = np.partition(certain, last)[last]
+            certain.partition(last)
+            threshold = certain[last]
         if threshold > -np.inf:
             deficits = inherited + np.maximum(threshold - scores, 0.0)
         else:
@@ -363,9 +366,9 @@ class ThroughputDraftPolicy:
             return none
         ahead = slice((num_ahead if num_ahead < LOOK_AHEAD else LOOK_AHEAD) + 1)
         width = max(round(estimator.rows), self._costs.num_beams)
-        gains = np.multiply.outer(reach, self._token_seconds * self._powers[ahead])
+        gains = np.multiply.outer(reach, self._gains_ahead[ahead])
         gains -= costs.rows_ahead(width)[rows, ahead]
-        gains -= self._usual_call * _LAYERS_AHEAD[ahead]
+        gains -= self._calls_ahead[ahead]
         worth: Floats = np.maximum.reduce(gains, axis=-1)  # of no layer: 0
         return worth
 
@@ -378,5 +381,5 @@ def _candidate_ids(forest: Forest, parents: Nodes, nodes: Nodes) -> NDArray[np.i
         is_parent[parents] = True
         stays = is_parent[nodes]
         above[stays], tokens[stays] = nodes[stays], STAY
-    ids: NDArray[np.int64] = (above << 32) + tokens + 1
+    ids: NDArray[np.int64] = (above << 32) + tokens
     return ids

@@ -130,7 +130,6 @@ class Rows(Part):
         self.capacity = memory.capacity
         self._reads_positions = entry.reads_positions
         self._mask_names, self._sliding_window = entry.masks, entry.sliding_window
-        self._masks: dict[str, NDArray[np.bool_]] = {}  # buffers (MAX_FORWARD_ROWS, capacity)
         # (capacity,); as many as there are rows are valid
         self._positions = np.zeros(memory.capacity, np.int64)
 
@@ -146,11 +145,12 @@ class Rows(Part):
             POSITION_IDS: forward.positions[None],
             WRITE_INDICES: np.array([first], np.int64),
         }
-        for name, mask in self._padded_masks(forward, self._positions[:stop]).items():
-            arrays[name] = mask[None, None]  # (1, 1, S, C)
         if self._reads_positions:
             arrays[ROW_POSITIONS] = self._positions
         binder.write(arrays)
+        for name in self._mask_names:
+            shape = 1, 1, call.num_new, self.capacity
+            self._fill(name, binder.room(name, shape, np.bool_)[0, 0], forward)
         if binder.is_cleared:
             self.memory.bind(binder)
 
@@ -174,32 +174,19 @@ class Rows(Part):
         self.memory.close()
         self.capacity = 0
 
-    def _padded_masks(
-        self, forward: Forward, row_positions: NDArray[np.int64]
-    ) -> dict[str, NDArray[np.bool_]]:
-        """Return the masks by input name, (S, capacity) each; valid until the next call.
+    def _fill(self, name: str, mask: NDArray[np.bool_], forward: Forward) -> None:
+        """Fill one mask of a forward, (S, capacity); the rows' positions are there.
 
-        With a window of 2, positions [5] and row_positions [3, 4, 4, 5], the mask
+        With a window of 2, positions [5] and those of the rows [3, 4, 4, 5], the forward's mask
         [[1, 1, 0, 1]] becomes [[1, 1, 0, 1, 0, ...]] and, sliding, [[0, 1, 0, 1, 0, ...]].
-
-        row_positions: (N,) int64. Positions of the cache rows, the S new ones included.
         """
-        num_new, num_rows = forward.mask.shape
-        masks = {}
-        for name in self._mask_names:
-            buffer = self._masks.get(name)
-            if buffer is None or buffer.shape[1] != self.capacity:
-                buffer = self._masks[name] = np.empty((MAX_FORWARD_ROWS, self.capacity), np.bool_)
-            masks[name] = padded = buffer[:num_new]
-            padded[:, num_rows:] = False
-        if ATTENTION_MASK in masks:
-            masks[ATTENTION_MASK][:, :num_rows] = forward.mask
-        if self._sliding_window is not None:
+        num_rows = forward.mask.shape[1]  # N
+        mask[:, num_rows:] = False
+        mask[:, :num_rows] = forward.mask
+        if name == ATTENTION_MASK_SLIDING and self._sliding_window is not None:
             # positions - row_positions < window, with the small side of the subtraction first
-            in_window = row_positions > (forward.positions - self._sliding_window)[:, None]
-            seen = masks[ATTENTION_MASK_SLIDING][:, :num_rows]
-            np.logical_and(forward.mask, in_window, out=seen)
-        return masks
+            first = (forward.positions - self._sliding_window)[:, None]
+            mask[:, :num_rows] &= self._positions[:num_rows] > first
 
     def _fit_positions(self, num_used: int) -> None:
         self.capacity = self.memory.capacity

@@ -3,7 +3,8 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from numpy.typing import NDArray
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
 
 from dsbd_runtime.devices import DeviceArray
 from dsbd_runtime.errors import InputError
@@ -66,6 +67,11 @@ class StagedCall:
             for dim, number in zip(self._inputs[name].shape, array.shape, strict=True):
                 if isinstance(dim, str):
                     self.size(dim, number)
+
+    def room(self, name: str, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
+        """Return a host array that the call reads by name, for the caller to fill."""
+        self.write({name: np.empty(shape, dtype)})
+        return self.written[name][0]
 
     def returns(self, outputs: tuple[HeadOutput, ...], num_logit_rows: int) -> None:
         self.outputs, self.num_logit_rows = outputs, num_logit_rows

@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 _MOST_BYTES = 1 << 16  # of an array that is copied; a larger one is bound where it is
 _MOST_KEPT = 256  # arrays; beyond, all are dropped
@@ -94,26 +94,24 @@ class HostBinder:
     def write(self, arrays: Mapping[str, NDArray[Any]], padding: int = 0) -> None:
         """Let the call read host arrays by name, which stay as they are until it is made."""
         for name, array in arrays.items():
-            kept = self._kept.get((name, array.shape))
-            if kept is not None:  # usually
-                kept.array[...] = array
-            elif array.nbytes > _MOST_BYTES:
-                kept = self._on(np.ascontiguousarray(array))
+            if array.nbytes > _MOST_BYTES:
+                self._bind(name, self.value_on(np.ascontiguousarray(array)))
             else:
-                kept = self._keep(name, array.copy())
-            if self._bound.get(name) is not kept:
-                self._binding.bind_ortvalue_input(name, kept.value)
-                self._bound[name] = kept
+                self.room(name, array.shape, array.dtype)[...] = array
+
+    def room(self, name: str, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
+        """Return an array that the call reads by name, for the caller to fill."""
+        kept = self._kept.get((name, shape)) or self._new(name, np.empty(shape, dtype))
+        if self._bound.get(name) is not kept.value:
+            self._bind(name, kept.value)
+        return kept.array
 
     def returns(self, outputs: tuple[HeadOutput, ...], num_logit_rows: int) -> None:
         """Have outputs copied to the host, for R logit rows."""
         self._head = outputs
         for output in outputs:
             name, shape = output.name, output.shape(num_logit_rows)
-            kept = self._kept.get((name, shape))
-            if kept is None:
-                array = np.empty(shape, output.dtype)
-                kept = self._on(array) if array.nbytes > _MOST_BYTES else self._keep(name, array)
+            kept = self._kept.get((name, shape)) or self._new(name, np.empty(shape, output.dtype))
             if self._bound.get(name) is not kept:
                 self._binding.bind_ortvalue_output(name, kept.value)
                 self._bound[name] = kept
@@ -137,8 +135,7 @@ class HostBinder:
     def read_values(self, values: Mapping[str, Any]) -> None:
         for name, value in values.items():
             if self._bound.get(name) is not value:
-                self._binding.bind_ortvalue_input(name, value)
-                self._bound[name] = value
+                self._bind(name, value)
 
     def write_to(self, name: str, array: NDArray[Any]) -> None:
         self.write_value(name, self.value_on(array))
@@ -151,12 +148,15 @@ class HostBinder:
     def value_on(self, array: NDArray[Any]) -> Any:
         return self._ort.OrtValue.ortvalue_from_numpy(array)
 
-    def _keep(self, name: str, array: NDArray[Any]) -> _Kept:
-        """Keep memory for the calls whose array of this name has this shape."""
-        if len(self._kept) == _MOST_KEPT:
-            self._kept.clear()
-        kept = self._kept[name, array.shape] = self._on(array)
-        return kept
+    def _bind(self, name: str, value: Any) -> None:
+        self._binding.bind_ortvalue_input(name, value)
+        self._bound[name] = value
 
-    def _on(self, array: NDArray[Any]) -> _Kept:
-        return _Kept(array, self.value_on(array))
+    def _new(self, name: str, array: NDArray[Any]) -> _Kept:
+        """Return memory for a call; if small, for all whose array of this name has this shape."""
+        kept = _Kept(array, self.value_on(array))
+        if array.nbytes <= _MOST_BYTES:
+            if len(self._kept) == _MOST_KEPT:
+                self._kept.clear()
+            self._kept[name, array.shape] = kept
+        return kept
