@@ -229,8 +229,7 @@ Ints Pipeline::prompt_ids(const Text& text, const Prompt& prompt) const {
         }
         return text.chat(given);
     }
-    const std::string_view given = std::get<std::string_view>(prompt);
-    return prompts_.reads_source() ? text.encode_source(given) : text.encode(given);
+    return text.encode(std::get<std::string_view>(prompt));
 }
 
 void Pipeline::check_context(std::size_t num_prompt_tokens, std::size_t max_new_tokens) const {

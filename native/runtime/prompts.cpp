@@ -24,16 +24,6 @@ Json taken(Json& options, const char* name) {
 
 }  // namespace
 
-PromptReader::PromptReader(const Bundle& bundle)
-    : folder_(bundle.path.string()),
-      encoder_(bundle.target.encoder ? &*bundle.target.encoder : nullptr),
-      target_vocab_size_(bundle.target.vocab_size),
-      source_length_(encoder_ ? encoder_->context_length : 0) {
-    if (bundle.draft && bundle.draft->encoder) {
-        source_length_ = std::min(source_length_, bundle.draft->encoder->context_length);
-    }
-}
-
 LanguageOptions PromptReader::with_language(std::string_view options) const {
     Json given = Json::parse(options, nullptr, false);  // other errors are the reader's of options
     const bool has_any = given.is_object() && (given.contains(SRC_LANG) || given.contains(TGT_LANG));
@@ -54,28 +44,36 @@ LanguageOptions PromptReader::with_language(std::string_view options) const {
 
 RequestInputs PromptReader::read(Ints token_ids, bool is_text, const Json& src_lang) {
     if (!encoder_) return {std::move(token_ids)};
-    if (is_text && encoder_->unknown_token_id) {
-        for (std::int64_t& token : token_ids) {
-            if (at(token) >= encoder_->vocab_size) token = *encoder_->unknown_token_id;
+    const std::size_t vocab_size = encoder_->vocab_size;
+    for (std::int64_t& token : token_ids) {
+        if (token >= 0 && at(token) < vocab_size) continue;
+        if (!is_text || !encoder_->unknown_token_id) {
+            throw Error("the source has token id " + std::to_string(token) + "; expected 0 to " +
+                        std::to_string(vocab_size - 1) + ", the vocabulary of the encoder");
         }
+        token = *encoder_->unknown_token_id;
     }
-    check_tokens(token_ids);
+    if (token_ids.empty()) throw Error("the source has no token; give at least one");
     if (!src_lang.is_null()) put_language(token_ids, language(SRC_LANG, src_lang));
     check_length(token_ids.size());
-    const bool shares_vocabulary = encoder_->vocab_size == target_vocab_size_;
-    Ints copied = shares_vocabulary ? token_ids : Ints{};
-    return {{encoder_->start_token_id}, the_one(std::move(token_ids)), std::move(copied)};
+    const SourcePointer source = the_one(token_ids);
+    if (vocab_size != bundle_.target.vocab_size) token_ids.clear();
+    return {{encoder_->start_token_id}, source, std::move(token_ids)};
 }
 
 void PromptReader::check_length(std::size_t num_tokens) const {
-    check_source_length(num_tokens, source_length_);
+    std::size_t limit = encoder_->context_length;
+    if (bundle_.draft && bundle_.draft->encoder) {
+        limit = std::min(limit, bundle_.draft->encoder->context_length);
+    }
+    check_source_length(num_tokens, limit);
 }
 
 std::int64_t PromptReader::language(const char* option, const Json& name) const {
     const std::string given = std::string(option) + " is " + options::shown(name);
     if (!encoder_ || encoder_->languages.empty()) {
-        throw Error(given + ", but the model of " + folder_ + " has no tokens for languages; leave "
-                    "it out");
+        throw Error(given + ", but the model of " + bundle_.path.string() +
+                    " has no tokens for languages; leave it out");
     }
     const auto& languages = encoder_->languages;
     const std::string text = name.is_string() ? name.get<std::string>() : "";
@@ -92,20 +90,11 @@ std::int64_t PromptReader::language(const char* option, const Json& name) const 
                 " languages of this model" + close);
 }
 
-void PromptReader::check_tokens(const Ints& token_ids) const {
-    if (token_ids.empty()) throw Error("the source has no token; give at least one");
-    const auto [lowest, highest] = std::minmax_element(token_ids.begin(), token_ids.end());
-    if (*lowest >= 0 && at(*highest) < encoder_->vocab_size) return;
-    throw Error("the source has token id " + std::to_string(*lowest < 0 ? *lowest : *highest) +
-                "; expected 0 to " + std::to_string(encoder_->vocab_size - 1) +
-                ", the vocabulary of the encoder");
-}
-
 /// Say the language of a source by its first or last token, which names one already.
 void PromptReader::put_language(Ints& token_ids, std::int64_t language) const {
     for (std::int64_t* const token : {&token_ids.front(), &token_ids.back()}) {
-        const auto& known = encoder_->languages;
-        if (std::any_of(known.begin(), known.end(), [&](auto& each) { return each.second == *token; })) {
+        for (const auto& [name, known] : encoder_->languages) {
+            if (*token != known) continue;
             *token = language;
             return;
         }
@@ -114,12 +103,12 @@ void PromptReader::put_language(Ints& token_ids, std::int64_t language) const {
                 "give it as a text, or with that token");
 }
 
-SourcePointer PromptReader::the_one(Ints token_ids) {
+SourcePointer PromptReader::the_one(const Ints& token_ids) {
     const std::lock_guard lock(mutex_);
     std::erase_if(sources_, [](const auto& each) { return each.second.expired(); });
     std::weak_ptr<const Source>& known = sources_[token_ids];
     SourcePointer source = known.lock();
-    if (!source) known = source = std::make_shared<TextSource>(std::move(token_ids));
+    if (!source) known = source = std::make_shared<TextSource>(token_ids);
     return source;
 }
 

@@ -33,8 +33,6 @@ class Text {
 public:
     virtual ~Text() = default;
     virtual Ints encode(std::string_view text, bool add_special_tokens = true) const = 0;
-    /// Token ids of the source of an encoder-decoder.
-    virtual Ints encode_source(std::string_view text) const { return encode(text); }
     /// Token ids of the messages of a chat.
     virtual Ints chat(const Json& messages) const = 0;
     virtual std::unique_ptr<TextRun> after(TokenSpan prompt_ids, bool skips_special) const = 0;
