@@ -1,10 +1,10 @@
 // The cross rows of the sources of a call, side by side: a slot of one buffer for each source
 // (cross_slots.py).
 //
-// A source that is read alone keeps its encoder's outputs, and its calls read those. Once a call
-// has several sources, they are copied to slots, for as long as their requests run. A call reads
-// the slots from the first to the last of its sources without copying them. The slots are as long
-// as the longest source, rounded up; a source without a slot makes new buffers.
+// A call with one source reads its encoder's outputs. Once a call has several, they are copied to
+// slots, for as long as their requests run; a call reads the slots from the first to the last of
+// its sources without copying them. The slots are as long as the longest source, rounded up; a
+// source without a slot makes new buffers.
 #pragma once
 
 #include <cstddef>
@@ -17,7 +17,7 @@ namespace dsbd {
 
 /// Cross rows of the sources that a call of the decoder reads; valid until the next call.
 struct CallSources {
-    std::vector<const std::byte*> memory;  // (B, H, N, D) in the order of `cross_tensors`
+    std::vector<const std::byte*> memory;     // (B, H, N, D) in the order of `cross_tensors`
     std::size_t num_sources = 1, length = 0;  // B, N
     Ints lengths;                             // (B,): tokens of each
     Ints items;                               // which of the B each source of the call is
@@ -27,7 +27,8 @@ struct CallSources {
 /// The cross rows of the sources that calls read, those in slots and those kept by themselves.
 class CrossSlots {
 public:
-    CrossSlots(OrtEncoder& encoder, const EncoderEntry& entry);
+    CrossSlots(OrtEncoder& encoder, const EncoderEntry& entry)
+        : encoder_(encoder), tensors_(cross_tensors(entry)), token_bytes_(token_bytes(tensors_)) {}
 
     /// Return how many of these sources one call may have; beyond, some are read again.
     std::size_t most_together(std::span<const SourcePointer> sources) const;
@@ -44,13 +45,7 @@ public:
     std::size_t num_bytes() const { return slots_.size() * length_ * token_bytes_; }
 
 private:
-    /// The rows of one source, and how many tokens after those of one head the next ones begin.
-    struct Rows {
-        std::size_t num_tokens, stride;
-        std::vector<const std::byte*> memory;
-    };
     std::size_t slot_of(const SourcePointer& source) const;
-    Rows rows_in(std::size_t slot) const;
     void arrange(std::span<const SourcePointer> sources);
 
     OrtEncoder& encoder_;
@@ -58,8 +53,7 @@ private:
     std::size_t token_bytes_;
     std::vector<std::vector<std::byte>> buffers_;  // (slots, H, length, D) of each tensor
     std::size_t length_ = 0;                       // tokens of a slot
-    Ints lengths_;                                 // by slot: tokens of its source
-    std::vector<SourcePointer> slots_;             // null: released
+    std::vector<CrossRowsPointer> slots_;          // what was copied; null: released
 };
 
 }  // namespace dsbd

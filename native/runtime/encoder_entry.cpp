@@ -78,11 +78,4 @@ void check_encoders(const Bundle& bundle) {
     }
 }
 
-void check_source_length(std::size_t num_tokens, std::size_t limit) {
-    if (num_tokens <= limit) return;
-    throw CapacityError("the source has " + std::to_string(num_tokens) +
-                        " tokens, the encoder of this bundle reads " + std::to_string(limit) +
-                        "; split it, as by sentences");
-}
-
 }  // namespace dsbd

@@ -15,7 +15,4 @@ std::optional<EncoderEntry> encoder_of(const JsonObject& model, std::size_t voca
 /// Error: the draft reads a source that requests do not have, or an encoder that is not shared.
 void check_encoders(const Bundle& bundle);
 
-/// CapacityError: a source has more tokens than an encoder reads.
-void check_source_length(std::size_t num_tokens, std::size_t limit);
-
 }  // namespace dsbd

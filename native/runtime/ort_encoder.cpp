@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "request.hpp"
-#include "runtime/encoder_entry.hpp"
 
 namespace dsbd {
 
@@ -24,17 +23,6 @@ ONNXTensorElementDataType type_of(const CacheEntry& rows) {
 BoundTensor hidden_tensor(BoundTensor::Way way, const EncoderEntry& entry) {
     return BoundTensor(way, HIDDEN_STATES, type_of(entry.cross[0]),
                        {1, ANY, static_cast<std::int64_t>(*entry.hidden_width)});
-}
-
-void check_ids(std::span<const std::int64_t> ids, const EncoderEntry& entry) {
-    if (ids.empty()) throw Error("the source has no token; give at least one");
-    check_source_length(ids.size(), entry.context_length);
-    for (const std::int64_t id : ids) {
-        if (static_cast<std::uint64_t>(id) < entry.vocab_size) continue;
-        throw Error("the source has the token " + std::to_string(id) + ", expected ids from 0 to " +
-                    std::to_string(entry.vocab_size - 1) +
-                    "; encode it with the bundle's tokenizer");
-    }
 }
 
 }  // namespace
@@ -70,27 +58,27 @@ std::vector<const std::byte*> CrossRows::memory() const {
 OrtEncoder::OrtEncoder(const Ort::Env& env, const std::filesystem::path& file,
                        const ModelEntry& entry, const EngineSettings& settings, OrtEncoder* target)
     : file_(file),
-      entry_(*entry.encoder),
       session_(open_graph(env, file, entry, settings)),
-      shared_(entry_.is_shared ? target : nullptr),
-      input_(shared_ ? hidden_tensor(INPUT, entry_)
+      shared_(entry.encoder->is_shared ? target : nullptr),
+      input_(shared_ ? hidden_tensor(INPUT, *entry.encoder)
                      : BoundTensor(INPUT, SOURCE_IDS, ONNX_TENSOR_ELEMENT_DATA_TYPE_INT64,
                                    {1, ANY})),
-      token_bytes_(token_bytes(cross_tensors(entry_))) {
+      token_bytes_(token_bytes(cross_tensors(*entry.encoder))) {
+    const EncoderEntry& encoder = *entry.encoder;
     std::vector<BoundTensor> outputs;
-    for (const CrossTensor& each : cross_tensors(entry_)) {
+    for (const CrossTensor& each : cross_tensors(encoder)) {
         std::vector<std::int64_t> dims = each.tensor.dims();
         dims[0] = 1;
         outputs.emplace_back(OUTPUT, each.tensor.name(), each.tensor.type(), dims);
         output_names_.push_back(each.tensor.name());
     }
-    if (entry_.hidden_width && !shared_) outputs.push_back(hidden_tensor(OUTPUT, entry_));
+    if (encoder.hidden_width && !shared_) outputs.push_back(hidden_tensor(OUTPUT, encoder));
     std::vector<const BoundTensor*> tensors{&input_};
     for (const BoundTensor& output : outputs) tensors.push_back(&output);
     check_graph(file, session_, tensors);
     if (!shared_) return;
     shared_->output_names_.push_back(HIDDEN_STATES);
-    shared_->token_bytes_ += *entry_.hidden_width * number_bytes(entry_.cross[0]);
+    shared_->token_bytes_ += *encoder.hidden_width * number_bytes(encoder.cross[0]);
 }
 
 CrossRowsPointer OrtEncoder::cross_rows(const SourcePointer& source) {
@@ -116,7 +104,6 @@ void OrtEncoder::forget() {
 
 CrossRowsPointer OrtEncoder::read(const SourcePointer& source) {
     const std::span<const std::int64_t> ids = source->token_ids();
-    check_ids(ids, entry_);
     const double began = seconds_now();
     CrossRowsPointer of_target;
     Ort::Value of_ids{nullptr};
@@ -137,6 +124,11 @@ CrossRowsPointer OrtEncoder::read(const SourcePointer& source) {
                                    names.size());
     } catch (const Ort::Exception& error) {
         throw_call_error(file_, std::to_string(ids.size()) + " tokens of a source", error);
+    }
+    for (const Ort::Value& value : rows.values) {  // [1, H, N, D], or hidden states [1, N, W]
+        const auto dims = value.GetTensorTypeAndShapeInfo().GetShape();
+        if (at(dims[dims.size() - 2]) == ids.size()) continue;
+        throw Error(file_.string() + " does not return a row for each token; export again");
     }
     const double now = seconds_now();
     reading_ = SourceReading{ids.size(), now - began, now - own_began};

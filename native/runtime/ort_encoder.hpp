@@ -53,7 +53,7 @@ public:
     OrtEncoder(const Ort::Env& env, const std::filesystem::path& file, const ModelEntry& entry,
                const EngineSettings& settings, OrtEncoder* target);
 
-    /// Return the cross rows of a source; Error, CapacityError: it is invalid or too long.
+    /// Return the cross rows of a source, whose tokens were checked.
     CrossRowsPointer cross_rows(const SourcePointer& source);
     /// Return the last reading of a source, once.
     std::optional<SourceReading> take_reading() { return std::exchange(reading_, {}); }
@@ -65,7 +65,6 @@ private:
     CrossRowsPointer read(const SourcePointer& source);
 
     std::filesystem::path file_;
-    EncoderEntry entry_;
     Ort::Session session_;
     OrtEncoder* shared_;  // null: it reads the source itself
     BoundTensor input_;

@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "option_values.hpp"
-#include "runtime/encoder_entry.hpp"
 
 namespace dsbd {
 
@@ -66,7 +65,10 @@ void PromptReader::check_length(std::size_t num_tokens) const {
     if (bundle_.draft && bundle_.draft->encoder) {
         limit = std::min(limit, bundle_.draft->encoder->context_length);
     }
-    check_source_length(num_tokens, limit);
+    if (num_tokens <= limit) return;
+    throw CapacityError("the source has " + std::to_string(num_tokens) +
+                        " tokens, the encoder of this bundle reads " + std::to_string(limit) +
+                        "; split it, as by sentences");
 }
 
 std::int64_t PromptReader::language(const char* option, const Json& name) const {

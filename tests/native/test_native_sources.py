@@ -165,13 +165,7 @@ def test_engines_have_the_bits_of_pythons(native_build, bundle):
                 engine.keep(np.arange(0))
                 native.ask(keep=[], role=role)
         row = {"token_ids": [1], "positions": [0], "mask": ["1"], "logit_rows": [0]}
-        for sources, words in [
-            ([], "has no source"),
-            ([[300]], "the source has the token 300, expected ids from 0 to 299"),
-            ([[]], "the source has no token"),
-            ([[3] * 10_000], "the source has 10000 tokens, the encoder of this bundle reads"),
-        ]:
-            assert words in native.ask(forward={**row, "sources": sources}, role="target")["error"]
+        assert "has no source" in native.ask(forward=row, role="target")["error"]
     native.close()
 
 
@@ -332,6 +326,7 @@ def test_languages_by_the_command(native_build, translator, tmp_path):
             {"prompt": text, "prompt_logprobs": True},
             {"messages": [{"role": "user", "content": text}]},
             {"ids": [300]},
+            {"ids": [3] * 10_000},
         ]
         (tmp_path / "lines").write_text("\n".join(map(json.dumps, lines)))
         done = run(native_build, translator, "--input", tmp_path / "lines")
