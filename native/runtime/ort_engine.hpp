@@ -39,6 +39,10 @@ public:
         if (sources_) sources_->slots().release(source);
     }
 
+    /// How many of these distinct sources it keeps at a time; all without an encoder.
+    std::size_t most_sources(std::span<const SourcePointer> sources) const {
+        return sources_ ? sources_->slots().most_together(sources) : sources.size();
+    }
     /// Bytes of the caches and sources, now and at most since `reset_peak`.
     std::size_t kv_bytes() const {
         return rows_->capacity() * row_bytes_ + (recent_ ? recent_->num_bytes() : 0) +

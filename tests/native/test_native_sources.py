@@ -50,8 +50,9 @@ PAIRS = {  # names as other tests have them, which then make them once
     "translator-pair": lambda captures, to: exported_translator("bart", captures, to),
     "shared-encoder": shared_encoder,
     "t5-marian": lambda captures, to: exported("t5", "marian", captures, to),
+    "marian-llama": lambda captures, to: exported("marian", "llama", captures, to),
 }
-LONG = [pytest.param("t5-marian", marks=pytest.mark.long)]
+LONG = [pytest.param(name, marks=pytest.mark.long) for name in ("t5-marian", "marian-llama")]
 
 
 @pytest.fixture(scope="module", params=[*PAIRS][:3] + LONG)
@@ -354,7 +355,7 @@ DAMAGES = [
     (["target", "encoder", "cross"], [], "expected at least one"),
     (["target", "encoder", "languages"], {"x": 300}, "x is 300, expected a whole number from 0"),
     (["target", "encoder", "unknown_token_id"], -1, "expected a whole number"),
-    (["target", "encoder", "is_shared"], True, "hidden_width is null, expected a number"),
+    (["target", "encoder", "is_shared"], True, "is_shared is true, expected null: it is"),
     (["target", "encoder", "future"], 1, "does not know; use the version that made the bundle"),
     (["target", "encoder"], None, "the draft of"),
     (["draft", "encoder", "reads_positions"], True, "row_positions"),
