@@ -50,9 +50,8 @@ PAIRS = {  # names as other tests have them, which then make them once
     "translator-pair": lambda captures, to: exported_translator("bart", captures, to),
     "shared-encoder": shared_encoder,
     "t5-marian": lambda captures, to: exported("t5", "marian", captures, to),
-    "marian-llama": lambda captures, to: exported("marian", "llama", captures, to),
 }
-LONG = [pytest.param(name, marks=pytest.mark.long) for name in ("t5-marian", "marian-llama")]
+LONG = [pytest.param("t5-marian", marks=pytest.mark.long)]
 
 
 @pytest.fixture(scope="module", params=[*PAIRS][:3] + LONG)
@@ -267,7 +266,7 @@ def supported(drawn):
     return {named: drawn.prompt, "options": options}
 
 
-@pytest.mark.parametrize("number", [8, pytest.param(300, marks=pytest.mark.long)])
+@pytest.mark.parametrize("number", [25, pytest.param(300, marks=pytest.mark.long)])
 def test_any_requests_together(native, pipe, bundle, number):
     """Groups of requests drawn as tests/robustness does, some of them preempted."""
     languages = pipe.prompts.encoder.languages
