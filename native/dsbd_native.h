@@ -61,11 +61,12 @@ typedef int (*dsbd_on_step)(const dsbd_step *step, void *context);
 
 /* One request. Set all to zero first, then exactly one of prompt, prompt_ids and messages. */
 typedef struct dsbd_request {
-    const char *prompt;        /* text to continue */
-    const int64_t *prompt_ids; /* token ids to continue */
+    const char *prompt;        /* text to continue; of an encoder-decoder, the source */
+    const int64_t *prompt_ids; /* token ids, likewise */
     size_t num_prompt_ids;
     const char *messages;  /* a chat: [{"role": "user", "content": "Hello"}] */
-    const char *options;   /* fields of DecodingConfig: {"num_beams": 4}; NULL: the defaults */
+    const char *options;   /* fields of DecodingConfig: {"num_beams": 4}; NULL: the defaults; for
+                            * models of several languages also "src_lang" and "tgt_lang" */
     dsbd_on_step on_step;  /* NULL: no streaming */
     void *on_step_context; /* given to on_step */
 } dsbd_request;

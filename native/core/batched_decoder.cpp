@@ -245,6 +245,7 @@ void BatchedDecoder::run_together(Role role, std::vector<Member> members,
             preempt_youngest(members, progress);
         }
     }
+    read_sources(role, members, progress);
     make_room(role, members, progress);
     if (members.empty()) return;
     std::vector<EngineCall*> calls;
@@ -271,6 +272,27 @@ void BatchedDecoder::preempt_youngest(std::vector<Member>& members,
     preempt(*youngest);
     progress.push_back({youngest, WasPreempted{}});
     std::erase(members, youngest);
+}
+
+/// Let the engine read the sources of a call; end, and remove, whose source it cannot.
+void BatchedDecoder::read_sources(Role role, std::vector<Member>& members,
+                                  std::vector<Progress>& progress) {
+    const auto source_of = [](const Member& member) { return member->request.source; };
+    const auto is_first = [&](const Member& member) {
+        return source_of(member) == source_of(members.front());
+    };
+    Engine& engine = cache(role).engine();
+    if (!engine.spec().joins_sources || std::ranges::all_of(members, is_first)) {
+        return;  // an error is of the one source
+    }
+    for (const Member& member : std::vector<Member>(members)) {
+        try {
+            engine.read_source(source_of(member));
+        } catch (...) {
+            std::erase(members, member);
+            end(member, std::current_exception(), progress);
+        }
+    }
 }
 
 /// Preempt the youngest of several requests until the calls of `members` fit.

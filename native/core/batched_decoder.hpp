@@ -112,6 +112,7 @@ private:
     void run(Role role, const std::vector<Member>& members, std::vector<Progress>& progress);
     void run_together(Role role, std::vector<Member> members, std::vector<Progress>& progress);
     void preempt_youngest(std::vector<Member>& members, std::vector<Progress>& progress);
+    void read_sources(Role role, std::vector<Member>& members, std::vector<Progress>& progress);
     void make_room(Role role, std::vector<Member>& members, std::vector<Progress>& progress);
     void recompute(BatchMember& member, const ForwardResult* result);
     void advance(const Member& member, const ForwardResult& result,

@@ -37,6 +37,8 @@ public:
     virtual ForwardResult forward(const Forward& forward) = 0;
     /// Keep these cache rows, increasing, in this order; drop all others.
     virtual void keep(std::span<const std::int64_t> rows) = 0;
+    /// Read a source before a forward has it among others, which its errors would end.
+    virtual void read_source(const SourcePointer&) {}
     /// Free what is kept of a source; a later forward may have it again.
     virtual void release_source(const Source&) {}
 };

@@ -35,7 +35,7 @@ struct Meter {
         ++calls;
         rows += static_cast<std::int64_t>(num_rows);
         seconds += call_seconds;
-        engine_s += result.run_s.value_or(call_seconds);
+        engine_s += result.run_s ? *result.run_s + result.source_seconds : call_seconds;
     }
 };
 

@@ -255,7 +255,9 @@ void LateRunner::put_off(const Beams& beams) {
 }
 
 std::pair<std::size_t, std::size_t> LateRunner::unread() const {
-    return {is_unread_ ? num_to_read_ - view_.prefix.tokens.size() : 0, 0};
+    const bool reads_source = view_.spec().reads_source && !num_calls_ && view_.prefix.source;
+    return {is_unread_ ? num_to_read_ - view_.prefix.tokens.size() : 0,
+            reads_source ? view_.prefix.source->token_ids().size() : 0};
 }
 
 /// Return the prompt and the new tokens of the only beam that are read.

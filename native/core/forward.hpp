@@ -9,6 +9,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <utility>
 #include <vector>
 
 namespace dsbd {
@@ -68,6 +69,17 @@ struct ParentFeatures {
 class Source {
 public:
     virtual ~Source() = default;
+    /// The tokens of a text; none of any other source.
+    virtual std::span<const std::int64_t> token_ids() const { return {}; }
+};
+using SourcePointer = std::shared_ptr<const Source>;
+
+/// A text as token ids. Rows share those of the same object alone, so make equal ones once.
+struct TextSource final : Source {
+    explicit TextSource(Ints token_ids) : ids(std::move(token_ids)) {}
+    std::span<const std::int64_t> token_ids() const override { return ids; }
+
+    Ints ids;
 };
 
 /// Rows that a call appends to an engine's cache.
@@ -79,7 +91,7 @@ struct Forward {
     Ints logit_rows;   // (R,): which of the S rows need logits, in any order; may be empty
     Ints feature_rows; // (F,) increasing: whose features an engine that returns them returns
     ParentFeatures parent_features;                // of a feature draft, else empty
-    std::vector<std::shared_ptr<const Source>> sources;  // distinct ones; empty: none
+    std::vector<SourcePointer> sources;            // distinct ones; empty: none
     Ints source_of_row;                            // (S,) index among them; empty: the first
 
     std::size_t num_new() const { return token_ids.size(); }
@@ -128,6 +140,7 @@ struct ForwardResult {
     std::size_t first_feature = 0;             // the first of the F rows in them
     std::size_t source_tokens = 0;             // of a source that was read for this call, else 0
     double source_seconds = 0.0;               // that reading it took
+    double source_own_seconds = 0.0;           // of these the engine's, without its target's
     std::optional<double> run_s;               // seconds in the engine's runtime, if measured
 };
 

@@ -21,7 +21,6 @@
 namespace dsbd {
 
 using Flags = std::vector<std::uint8_t>;
-using SourcePointer = std::shared_ptr<const Source>;
 
 /// Prompt rows per call: bounds the mask at PREFILL_CHUNK x capacity.
 inline constexpr std::size_t PREFILL_CHUNK = 256;

@@ -38,8 +38,9 @@ struct DecodingRequest {
     std::shared_ptr<NGramPool> ngram_pool = nullptr;  // texts of earlier requests; this is added
     std::function<std::size_t()> num_sharers = [] { return std::size_t{1}; };  // of engine calls
     SourcePointer source = nullptr;
-    /// Tokens that the output may repeat, once they are known; the predicted ones come first.
-    std::function<Ints()> copied_ids = nullptr;
+    /// Tokens that the output may repeat, as those of the source; the predicted ones come first.
+    Ints copied_ids = {};
+    std::function<Ints()> late_ids = nullptr;  // the same, none until they are known
     /// Receives every iteration; an exception, such as Cancelled, ends the request with it.
     std::function<void(const IterationOutput&)> on_iteration = nullptr;
     /// For tests: whether the request's rows are dropped before this engine call and computed

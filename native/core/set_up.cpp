@@ -33,8 +33,9 @@ NGramDrafter::Settings ngram_settings(const DecodingRequest& request) {
     settings.temperature = config.temperature == 0.0 ? 1.0 : config.temperature;
     settings.only_long_matches = config.has_draft_model();
     settings.num_beams = config.num_beams;
-    settings.copied_ids = config.predicted_token_ids;
-    if (settings.copied_ids.empty()) settings.late_ids = request.copied_ids;
+    const bool is_predicted = !config.predicted_token_ids.empty();
+    settings.copied_ids = is_predicted ? config.predicted_token_ids : request.copied_ids;
+    if (settings.copied_ids.empty()) settings.late_ids = request.late_ids;
     return settings;
 }
 
@@ -70,9 +71,11 @@ LoopParts::LoopParts(DecodingRequest& given, CacheView& target_view, CacheView* 
 Forest LoopParts::make_forest(const EngineSpec& target_spec, const EngineSpec* draft_spec) {
     check_decodable(request, target_spec, draft_spec);
     if (config.processes_logits()) {
+        std::optional<std::span<const std::int64_t>> source;
+        if (request.source) source = request.source->token_ids();
         processing_ = std::make_unique<RequestProcessing>(config, config.constraint.get(),
                                                           request.prompt_ids,
-                                                          target_spec.vocab_size);
+                                                          target_spec.vocab_size, source);
     }
     if (config.has_ngram_drafter()) {
         ngram_ = std::make_unique<NGramDrafter>(request.prompt_ids, request.ngram_pool.get(),

@@ -46,6 +46,9 @@ Rows::Rows(const ModelEntry& entry)
       write_indices_(INPUT, "write_indices", INT64, {1}),
       mask_(mask_tensor(entry.has_mask, ATTENTION_MASK)),
       sliding_mask_(mask_tensor(entry.has_sliding_mask, ATTENTION_MASK_SLIDING)) {
+    if (entry.encoder && entry.encoder->reads_positions) {
+        row_positions_.emplace(INPUT, "row_positions", INT64, std::vector{ANY});
+    }
     for (const CacheEntry& cache : entry.caches) {
         if (cache.is_recent()) continue;
         for (const CachePart& part : cache.parts) buffers_.add(cache, part);
@@ -58,6 +61,7 @@ std::vector<const BoundTensor*> Rows::tensors() const {
     found.insert(found.end(), {&input_ids_, &position_ids_, &write_indices_});
     if (mask_) found.push_back(&*mask_);
     if (sliding_mask_) found.push_back(&*sliding_mask_);
+    if (row_positions_) found.push_back(&*row_positions_);
     return found;
 }
 
@@ -82,6 +86,7 @@ void Rows::bind(const Call& call, Ort::IoBinding& binding) {
         fill_mask(call, true, sliding_mask_bytes_);
         sliding_mask_->bind(binding, sliding_mask_bytes_.data(), {num_new, capacity()});
     }
+    if (row_positions_) row_positions_->bind(binding, positions_.data(), {capacity()});
     buffers_.bind(binding);
 }
 

@@ -40,6 +40,7 @@ private:
     Ints ids_of_call_, positions_of_call_, first_row_;
     BoundTensor input_ids_, position_ids_, write_indices_;
     std::optional<BoundTensor> mask_, sliding_mask_;
+    std::optional<BoundTensor> row_positions_;  // of an engine with a bias by distance
     std::vector<std::uint8_t> mask_bytes_, sliding_mask_bytes_;  // (MAX_FORWARD_ROWS, capacity)
     bool has_shrunk_ = false;
 };

@@ -1,4 +1,4 @@
-#include "runtime/manifest.hpp"
+#include "runtime/encoder_entry.hpp"
 
 #include <algorithm>
 #include <set>
@@ -12,10 +12,6 @@ namespace fs = std::filesystem;
 
 constexpr std::size_t MOST_LAYERS = 10'000, MOST_ENTRIES = 10'000;
 constexpr const char* USE_PYTHON = "; use dsbd-run, or libdsbd with Python (docs/embedding.md)";
-
-[[noreturn]] void refuse(const std::string& where, const std::string& reason) {
-    throw Error(where + " " + reason + ", which the native library does not run yet" + USE_PYTHON);
-}
 
 CacheEntry cache_of(const JsonObject& entry, std::size_t num_layers, const Json& made_by) {
     CacheEntry cache;
@@ -47,8 +43,8 @@ CacheEntry cache_of(const JsonObject& entry, std::size_t num_layers, const Json&
 
 /// The caches of an entry, which versions 2 and 3 describe by one shape for all layers.
 std::vector<CacheEntry> caches_of(const JsonObject& entry, bool is_older, const Json& made_by) {
-    std::vector<CacheEntry> caches;
     if (is_older) {
+        std::vector<CacheEntry> caches;
         const JsonObject kv = entry.object("kv");
         const std::size_t num_heads = kv.count("num_heads"), width = kv.count("head_dim");
         for (std::size_t layer = 0; layer < kv.count("num_layers", MOST_LAYERS); ++layer) {
@@ -57,21 +53,7 @@ std::vector<CacheEntry> caches_of(const JsonObject& entry, bool is_older, const 
         }
         return caches;
     }
-    const std::size_t num_layers = entry.count("num_layers", MOST_LAYERS);
-    std::set<std::pair<std::size_t, std::string>> known;
-    for (const JsonObject& each : entry.objects("caches")) {
-        caches.push_back(cache_of(each, num_layers, made_by));
-        const CacheEntry& last = caches.back();
-        const bool is_new = known.emplace(last.layer, last.kind).second;
-        if (!is_new || last.layer < caches[caches.size() - std::min<std::size_t>(2, caches.size())].layer) {
-            throw mismatch_error("increasing layers, one entry for each kind", last.layer,
-                                 each.where() + ": layer");
-        }
-    }
-    if (caches.empty()) {
-        throw mismatch_error("at least one", Json::array(), entry.where() + ": caches");
-    }
-    return caches;
+    return cache_list_of(entry, "caches", entry.count("num_layers", MOST_LAYERS), made_by);
 }
 
 /// K of "topk:K", 0 of "full".
@@ -139,7 +121,6 @@ ModelEntry entry_of(const JsonObject& json, bool is_older, bool is_draft, const 
                       "unread_inputs", "adapter", "encoder", "given", "form", "native_text",
                       is_older ? "kv" : "caches"},
                      made_by);
-    if (json.has("encoder")) refuse(json.where(), "has an encoder, whose source it reads");
     if (json.has("given")) refuse(json.where(), "has given rows (sound or pictures in prompts)");
     ModelEntry entry;
     entry.family = json.text("family");
@@ -163,6 +144,7 @@ ModelEntry entry_of(const JsonObject& json, bool is_older, bool is_draft, const 
     }
     read_masks(json, entry);
     entry.features = features_of(json, is_draft);
+    entry.encoder = encoder_of(json, entry.vocab_size, made_by);
     entry.native_text = native_text_of(json, made_by);
     return entry;
 }
@@ -212,6 +194,8 @@ std::map<std::string, std::uintmax_t> sizes_of(const JsonObject& manifest, const
 void check_listed(const Bundle& bundle) {
     std::vector<std::string> needed{"target/model.onnx", "tokenizer.json"};
     if (bundle.draft) needed.push_back("draft/model.onnx");
+    if (bundle.target.encoder) needed.push_back("target/encoder.onnx");
+    if (bundle.draft && bundle.draft->encoder) needed.push_back("draft/encoder.onnx");
     const auto folds = [](const CacheEntry& cache) { return cache.is_recurrent(); };
     for (const char* role : {"target", "draft"}) {
         if (role == std::string("draft") && !bundle.draft) continue;
@@ -229,7 +213,8 @@ void check_listed(const Bundle& bundle) {
     }
     for (const char* name : {"tokenizer_config.json", "chat_template.jinja",
                              "target/model.onnx.data", "draft/model.onnx.data", "target/fold.onnx",
-                             "draft/fold.onnx"}) {
+                             "draft/fold.onnx", "source_tokenizer.json",
+                             "target/encoder.onnx.data", "draft/encoder.onnx.data"}) {
         const bool is_there = fs::symlink_status(bundle.path / name).type() != fs::file_type::not_found;
         if (is_there && !bundle.size_by_file.count(name)) {
             throw Error((bundle.path / name).string() + " is there, but the manifest does not list "
@@ -239,6 +224,7 @@ void check_listed(const Bundle& bundle) {
 }
 
 void check_agreement(const Bundle& bundle) {
+    check_encoders(bundle);
     if (!bundle.draft) return;
     const Json &target = bundle.content.at("target"), &draft = bundle.content.at("draft");
     for (const char* field : {"vocab_size", "bos_token_id", "eos_token_ids"}) {
@@ -258,6 +244,29 @@ void check_agreement(const Bundle& bundle) {
 
 }  // namespace
 
+void refuse(const std::string& where, const std::string& reason) {
+    throw Error(where + " " + reason + ", which the native library does not run yet" + USE_PYTHON);
+}
+
+std::vector<CacheEntry> cache_list_of(const JsonObject& entry, const char* name,
+                                      std::size_t num_layers, const Json& made_by) {
+    std::vector<CacheEntry> caches;
+    std::set<std::pair<std::size_t, std::string>> known;
+    for (const JsonObject& each : entry.objects(name)) {
+        caches.push_back(cache_of(each, num_layers, made_by));
+        const CacheEntry& last = caches.back();
+        const bool is_new = known.emplace(last.layer, last.kind).second;
+        if (!is_new || last.layer < caches[caches.size() - std::min<std::size_t>(2, caches.size())].layer) {
+            throw mismatch_error("increasing layers, one entry for each kind", last.layer,
+                                 each.where() + ": layer");
+        }
+    }
+    if (caches.empty()) {
+        throw mismatch_error("at least one", Json::array(), entry.where() + ": " + name);
+    }
+    return caches;
+}
+
 EngineSpec ModelEntry::spec() const {
     EngineSpec spec;
     spec.vocab_size = vocab_size;
@@ -267,6 +276,7 @@ EngineSpec ModelEntry::spec() const {
     spec.returns_features = features && !features->own_width;
     spec.reads_features = features && features->own_width;
     spec.folds_rows = keeps_recent_rows();
+    spec.reads_source = spec.joins_sources = encoder.has_value();
     return spec;
 }
 

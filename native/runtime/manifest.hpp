@@ -44,6 +44,18 @@ struct FeatureEntry {
     std::optional<std::size_t> own_width;  // of a feature draft's own; none: a target's entry
 };
 
+/// Encoder of an encoder-decoder, whose other fields are for its decoder.
+struct EncoderEntry {
+    std::size_t vocab_size = 0, context_length = 0;  // of sources: their tokens, the most of one
+    std::int64_t start_token_id = 0;                 // that every target begins with
+    std::vector<CacheEntry> cross;  // rows of the decoder layers that read the source
+    bool reads_positions = false;   // whether the decoder's graph has the input `row_positions`
+    std::map<std::string, std::int64_t> languages;  // token by name; empty: it has no languages
+    std::optional<std::int64_t> unknown_token_id;   // for tokens of sources beyond `vocab_size`
+    std::optional<std::size_t> hidden_width;  // of hidden states that its graph returns or reads
+    bool is_shared = false;                   // a draft's, which reads those of the target's
+};
+
 /// The result of the export's test whether native/text reads and writes text as Python does.
 struct NativeTextEntry {
     bool encodes = false, decodes = false, renders = false;
@@ -62,6 +74,7 @@ struct ModelEntry {
     bool has_mask = true, has_sliding_mask = false;
     std::size_t sliding_window = 0;  // positions that it leaves visible
     std::optional<FeatureEntry> features;
+    std::optional<EncoderEntry> encoder;  // none: it reads no source
     NativeTextEntry native_text;  // of the target
 
     EngineSpec spec() const;
@@ -85,6 +98,12 @@ struct Bundle {
     std::size_t context_length() const;
     std::filesystem::path model_path(const char* role) const { return path / role / "model.onnx"; }
 };
+
+/// Refuse a bundle because of a part that is not native.
+[[noreturn]] void refuse(const std::string& where, const std::string& reason);
+/// A list of caches, in the order of their layers.
+std::vector<CacheEntry> cache_list_of(const JsonObject& entry, const char* name,
+                                      std::size_t num_layers, const Json& made_by);
 
 /// Read and check the bundle in `folder`, as Python's `open_bundle`: that every file is there with
 /// its size, that no other would be read, and that draft and target agree. Error names the problem

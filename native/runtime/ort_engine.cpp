@@ -22,7 +22,7 @@ void check_below(const char* name, const Ints& numbers, std::size_t stop) {
 }  // namespace
 
 OrtEngine::OrtEngine(const Ort::Env& env, const Bundle& bundle, const std::string& role,
-                     const EngineSettings& settings)
+                     const EngineSettings& settings, const OrtEngine* target)
     : file_(bundle.model_path(role.c_str())),
       session_(open_graph(env, file_, role == "target" ? bundle.target : *bundle.draft, settings)),
       binding_(session_) {
@@ -31,6 +31,12 @@ OrtEngine::OrtEngine(const Ort::Env& env, const Bundle& bundle, const std::strin
     row_bytes_ = entry.row_bytes();
     if (spec_.returns_features) parts_.push_back(std::make_unique<FeaturesOfTarget>(entry));
     if (spec_.reads_features) parts_.push_back(std::make_unique<FeaturesOfDraft>(entry));
+    if (spec_.reads_source) {
+        auto sources = std::make_unique<Sources>(env, file_.parent_path(), entry, settings,
+                                                 target ? target->sources_ : nullptr);
+        sources_ = sources.get();
+        parts_.push_back(std::move(sources));
+    }
     auto rows = std::make_unique<Rows>(entry);
     rows_ = rows.get();
     parts_.push_back(std::move(rows));
@@ -55,9 +61,10 @@ ForwardResult OrtEngine::forward(const Forward& forward) {
     for (const auto& part : parts_) part->begin(forward);
     if (num_rows_ == 0 || stop > rows_->capacity()) reserve(stop, num_rows_);
     const std::size_t most_rows = recent_ ? recent_->most_new_rows() : MAX_FORWARD_ROWS;
-    for (std::size_t start = 0; start < forward.num_new(); start += most_rows) {
-        const Call call{forward, start, std::min(start + most_rows, forward.num_new()),
-                        num_rows_ + start};
+    for (std::size_t start = 0, end = 0; start < forward.num_new(); start = end) {
+        end = std::min(start + most_rows, forward.num_new());
+        if (sources_) end = sources_->end_of_call(forward, start, end);
+        const Call call{forward, start, end, num_rows_ + start};
         if (recent_) {
             recent_->run(call, [this](const Call& each) { run(each); });
         } else {
@@ -116,6 +123,7 @@ void OrtEngine::run(const Call& call) {
     const std::size_t stop = call.first_row + call.num_new();
     if (stop > rows_->capacity()) reserve(stop, call.first_row);  // rows that are computed again
     for (const auto& part : parts_) part->bind(call, binding_);
+    if (sources_) kv_bytes_peak_ = std::max(kv_bytes_peak_, kv_bytes());
     Ort::RunOptions options{nullptr};
     if (rows_->has_shrunk()) {
         options = Ort::RunOptions();

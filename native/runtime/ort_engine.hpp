@@ -12,15 +12,17 @@
 #include "runtime/attention_rows.hpp"
 #include "runtime/part.hpp"
 #include "runtime/recent_rows.hpp"
+#include "runtime/sources.hpp"
 
 namespace dsbd {
 
 /// The target or the draft of a bundle with its caches in host memory; for one thread at a time.
 class OrtEngine final : public Engine {
 public:
-    /// role: "target" or "draft". Error: the engine cannot be loaded, or contradicts the manifest.
+    /// role: "target" or "draft". target: the engine of the pair, whose encoder a draft may share.
+    /// Error: the engine cannot be loaded, or contradicts the manifest.
     OrtEngine(const Ort::Env& env, const Bundle& bundle, const std::string& role,
-              const EngineSettings& settings);
+              const EngineSettings& settings, const OrtEngine* target = nullptr);
 
     const EngineSpec& spec() const override { return spec_; }
     std::size_t num_rows() const override { return num_rows_; }
@@ -30,10 +32,21 @@ public:
     /// Error: a size or value is wrong; CapacityError: a position beyond the context, or no memory.
     ForwardResult forward(const Forward& forward) override;
     void keep(std::span<const std::int64_t> rows) override;
+    void read_source(const SourcePointer& source) override {
+        if (sources_) sources_->slots().read(source);
+    }
+    void release_source(const Source& source) override {
+        if (sources_) sources_->slots().release(source);
+    }
 
-    /// Bytes of the caches, now and at most since `reset_peak`.
+    /// How many of these distinct sources it keeps at a time; all without an encoder.
+    std::size_t most_sources(std::span<const SourcePointer> sources) const {
+        return sources_ ? sources_->slots().most_together(sources) : sources.size();
+    }
+    /// Bytes of the caches and sources, now and at most since `reset_peak`.
     std::size_t kv_bytes() const {
-        return rows_->capacity() * row_bytes_ + (recent_ ? recent_->num_bytes() : 0);
+        return rows_->capacity() * row_bytes_ + (recent_ ? recent_->num_bytes() : 0) +
+               (sources_ ? sources_->num_bytes() : 0);
     }
     std::size_t kv_bytes_peak() const { return kv_bytes_peak_; }
     void reset_peak() { kv_bytes_peak_ = kv_bytes(); }
@@ -49,6 +62,7 @@ private:
     std::vector<std::unique_ptr<Part>> parts_;  // in the order in which a call binds them
     Rows* rows_ = nullptr;                      // of the parts
     RecentRows* recent_ = nullptr;              // of the parts; null: none
+    Sources* sources_ = nullptr;                // of the parts; null: none
     Ort::Session session_;
     Ort::IoBinding binding_;
     std::size_t num_rows_ = 0, kv_bytes_peak_ = 0;

@@ -70,12 +70,18 @@ auto recent(List& list, const std::string& key, std::size_t most, Make make) {
     return list.back().second;
 }
 
-double num_bytes(const Bundle& bundle, const std::string& role) {
+/// Bytes of the files whose paths begin so.
+double num_bytes(const Bundle& bundle, const std::string& begin) {
     double bytes = 0.0;
     for (const auto& [file, size] : bundle.size_by_file) {
-        if (file.rfind(role + "/", 0) == 0) bytes += static_cast<double>(size);
+        if (file.starts_with(begin)) bytes += static_cast<double>(size);
     }
     return bytes;
+}
+
+/// Bytes of an engine, without its encoder, which no call of it reads.
+double engine_bytes(const Bundle& bundle, const std::string& folder) {
+    return num_bytes(bundle, folder) - num_bytes(bundle, folder + "encoder.onnx");
 }
 
 /// A small draft, whose calls are over before a second thread has begun, gets one thread.
@@ -92,6 +98,7 @@ BundleFacts facts_of(const Bundle& bundle, const PipelineSettings& settings) {
     facts.eos_token_ids = bundle.target.eos_token_ids;
     facts.context_length = bundle.context_length();
     facts.num_top_logits = bundle.target.full_logits ? 0 : bundle.target.num_top_logits;
+    facts.reads_source = bundle.target.encoder.has_value();
     facts.has_draft = bundle.draft.has_value();
     facts.is_for_chats = settings.chat_defaults;
     const std::filesystem::path file = bundle.path / "generation_config.json";
@@ -136,17 +143,22 @@ PipelineSettings PipelineSettings::of(std::string_view json) {
 }
 
 Pipeline::Pipeline(const std::filesystem::path& folder, const PipelineSettings& settings)
-    : settings_(settings), bundle_(open_bundle(folder)), env_(ort_environment()) {
+    : settings_(settings), bundle_(open_bundle(folder)), prompts_(bundle_),
+      env_(ort_environment()) {
     target_ = std::make_unique<OrtEngine>(
         env_, bundle_, "target",
         settings.engines);
     if (bundle_.draft) {
         draft_ = std::make_unique<OrtEngine>(env_, bundle_, "draft",
-                                             draft_settings(bundle_, settings.engines));
+                                             draft_settings(bundle_, settings.engines),
+                                             target_.get());
     }
-    costs_ = std::make_shared<LearnedCosts>(num_bytes(bundle_, "target"),
-                                            num_bytes(bundle_, "draft"));
-    if (draft_) learn_from_first_calls(*costs_, *draft_, seconds_now);
+    costs_ = std::make_shared<LearnedCosts>(engine_bytes(bundle_, "target/"),
+                                            engine_bytes(bundle_, "draft/"),
+                                            num_bytes(bundle_, "draft/encoder.onnx"));
+    SourcePointer source;
+    if (prompts_.reads_source()) source = std::make_shared<TextSource>(Ints{0});
+    if (draft_) learn_from_first_calls(*costs_, *draft_, seconds_now, source);
     if (settings.ngram_pool) ngram_pool_ = std::make_shared<NGramPool>(settings.ngram_pool);
     defaults_ = std::make_unique<ModelDefaults>(facts_of(bundle_, settings));
     text_ = text_of(bundle_);
@@ -164,9 +176,18 @@ PreparedRequest Pipeline::prepare(const Prompt& prompt, std::string_view options
         const std::lock_guard lock(mutex_);
         text = text_;
     }
-    const Ints ids = prompt_ids(*text, prompt);
-    const auto encode = [&](const std::string& predicted) { return text->encode(predicted); };
-    DecodingConfig config = defaults_->config(options, ids.size(), encode);
+    const LanguageOptions given = prompts_.with_language(options);
+    const bool is_text = std::holds_alternative<std::string_view>(prompt);
+    RequestInputs inputs = prompts_.read(prompt_ids(*text, prompt), is_text, given.src_lang);
+    const Ints& ids = inputs.prompt_ids;
+    const auto encode = [&](const std::string& predicted) {
+        return text->encode(predicted, false);
+    };
+    DecodingConfig config = defaults_->config(given.options, ids.size(), encode);
+    if (config.prompt_logprobs && inputs.source) {
+        throw Error("prompt_logprobs is true, but the prompt of an encoder-decoder is its source, "
+                    "of which it predicts no token; leave it out");
+    }
     check_context(ids.size(), config.max_new_tokens);
     bind_constraint(config);
     std::shared_ptr<const TextRun> start = text->after(ids, config.skip_special_tokens);
@@ -175,6 +196,8 @@ PreparedRequest Pipeline::prepare(const Prompt& prompt, std::string_view options
                     "library; use eos_token_id, or callbacks by dsbd_set_text");
     }
     DecodingRequest request{ids, config, RandomGenerator(*config.seed)};
+    request.source = std::move(inputs.source);
+    request.copied_ids = std::move(inputs.copied_ids);
     if (start) request.stop = stop_state(*start, config);
     if (config.has_ngram_drafter()) request.ngram_pool = ngram_pool_;
     if (config.draft_policy == PolicyKind::throughput) {
@@ -187,10 +210,18 @@ PreparedRequest Pipeline::prepare(const Prompt& prompt, std::string_view options
 
 Ints Pipeline::prompt_ids(const Text& text, const Prompt& prompt) const {
     if (const auto* ids = std::get_if<TokenSpan>(&prompt)) {
-        check_context(ids->size(), 0);  // before they are read
+        if (prompts_.reads_source()) {  // before they are read
+            prompts_.check_length(ids->size());
+        } else {
+            check_context(ids->size(), 0);
+        }
         return {ids->begin(), ids->end()};
     }
     if (const auto* messages = std::get_if<ChatMessages>(&prompt)) {
+        if (prompts_.reads_source()) {
+            throw Error("the model of " + bundle_.path.string() + " is an encoder-decoder, which "
+                        "has no chats; give the text itself as the prompt: it is the source");
+        }
         const Json given = parsed(messages->json, "messages");
         if (!given.is_array()) {
             throw Error("messages is " + std::string(messages->json.substr(0, 40)) + "; expected a JSON array such as "

@@ -20,6 +20,7 @@
 #include "option_defaults.hpp"
 #include "request.hpp"
 #include "runtime/ort_engine.hpp"
+#include "runtime/prompts.hpp"
 #include "runtime/text.hpp"
 
 namespace dsbd {
@@ -78,6 +79,7 @@ private:
 
     PipelineSettings settings_;
     Bundle bundle_;
+    PromptReader prompts_;
     Ort::Env env_;
     std::unique_ptr<OrtEngine> target_, draft_;
     std::shared_ptr<Costs> costs_;

@@ -23,13 +23,14 @@ using Outcome = std::variant<std::monostate, DecodeResult, std::exception_ptr>;
 struct Service::Live {
     explicit Live(DecodingRequest given)
         : request(std::move(given)), num_prompt_tokens(request.prompt_ids.size()),
-          num_beams(request.config.num_beams) {}
+          num_beams(request.config.num_beams), source(request.source) {}
 
     /// Cache rows that it has, or had when it was preempted; before it begins, the prompt's.
     std::size_t num_rows() const { return member ? member->num_rows() : num_prompt_tokens; }
 
     DecodingRequest request;  // moves to the member
     std::size_t num_prompt_tokens, num_beams;
+    SourcePointer source;
     std::size_t most_rows = 0;      // that it may need
     std::size_t rows_reserved = 0;  // that it was expected to need when it was admitted
     std::shared_ptr<BatchMember> member;
@@ -236,6 +237,7 @@ std::vector<Service::LivePointer> Service::admit(const BatchedDecoder& decoder) 
         const LivePointer live = waiting_.front();
         const std::size_t num_expected = expected_rows(*live);
         if (!running_.empty() && num_taken + num_expected > max_rows_) break;
+        if (!running_.empty() && !sources_fit(*live)) break;
         num_taken += num_expected;
         live->rows_reserved = num_expected;
         waiting_.pop_front();
@@ -243,6 +245,22 @@ std::vector<Service::LivePointer> Service::admit(const BatchedDecoder& decoder) 
         admitted.push_back(live);
     }
     return admitted;
+}
+
+/// Whether the engines keep the sources of the running requests and the next one at a time: beyond
+/// that, sources would be read again in every iteration.
+bool Service::sources_fit(const Live& next) const {
+    std::vector<SourcePointer> sources;
+    const auto add = [&](const SourcePointer& source) {
+        const bool is_known = std::find(sources.begin(), sources.end(), source) != sources.end();
+        if (source && !is_known) sources.push_back(source);
+    };
+    for (const LivePointer& live : running_) add(live->source);
+    add(next.source);
+    const OrtEngine* const draft = pipeline_->draft();
+    return sources.size() < 2 ||
+           (sources.size() <= pipeline_->target().most_sources(sources) &&
+            (!draft || sources.size() <= draft->most_sources(sources)));
 }
 
 /// The rows so far and those of a mean answer: so a preempted request is admitted only with room

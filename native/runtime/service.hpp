@@ -80,6 +80,7 @@ private:
     void run();
     bool schedule(BatchedDecoder& decoder);
     std::vector<LivePointer> admit(const BatchedDecoder& decoder);
+    bool sources_fit(const Live& next) const;
     std::size_t expected_rows(const Live& live);
     double& mean_rows(std::size_t num_beams);
     void join(BatchedDecoder& decoder, const LivePointer& live);

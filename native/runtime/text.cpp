@@ -103,7 +103,7 @@ class CalledText final : public Text {
 public:
     explicit CalledText(TextCallbacks callbacks)
         : callbacks_(std::make_shared<const TextCallbacks>(std::move(callbacks))) {}
-    Ints encode(std::string_view text) const override { return callbacks_->encode(text); }
+    Ints encode(std::string_view text, bool) const override { return callbacks_->encode(text); }
     Ints chat(const Json&) const override {
         throw Error("messages are given, but the text of this bundle is the program's; give the "
                     "prompt that the chat template makes of them");
@@ -137,9 +137,9 @@ public:
         : folder_(bundle.path), entry_(bundle.target.native_text) {
         if (entry_.decodes) tokenizer_.emplace(bundle.path, bundle.target.bos_token_id);
     }
-    Ints encode(std::string_view text) const override {
+    Ints encode(std::string_view text, bool add_special_tokens) const override {
         check(entry_.encodes, "text to token ids");
-        return tokenizer_->encode(text);
+        return tokenizer_->encode(text, add_special_tokens);
     }
     Ints chat(const Json& messages) const override {
         check(entry_.encodes && entry_.renders, "chats to text");

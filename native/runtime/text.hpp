@@ -32,7 +32,7 @@ public:
 class Text {
 public:
     virtual ~Text() = default;
-    virtual Ints encode(std::string_view text) const = 0;
+    virtual Ints encode(std::string_view text, bool add_special_tokens = true) const = 0;
     /// Token ids of the messages of a chat.
     virtual Ints chat(const Json& messages) const = 0;
     virtual std::unique_ptr<TextRun> after(TokenSpan prompt_ids, bool skips_special) const = 0;

@@ -43,6 +43,14 @@ def bundle(tmp_path_factory):
     return write_tiny_bundle(folder, target=TinyModel(logits="topk:16"), draft=TinyModel(seed=1))
 
 
+@pytest.fixture
+def any_bundle(request):
+    """That of decoders, or of encoder-decoders."""
+    if request.param == "decoders":
+        return request.getfixturevalue("bundle")
+    return request.getfixturevalue("source_pair") / "bundle"
+
+
 def test_a_thousand_requests_of_eight_threads(service, bundle):
     text = "".join(f"{json.dumps(request)}\n" for request in requests(1000))
     done = output_of(service, bundle, str(NUM_THREADS), input=text)
@@ -54,11 +62,12 @@ def test_a_thousand_requests_of_eight_threads(service, bundle):
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("valgrind") is None, reason="valgrind is not installed")
 @pytest.mark.parametrize("number", [24, pytest.param(1000, marks=pytest.mark.long)])
-def test_memcheck(service, bundle, tmp_path, number):
+@pytest.mark.parametrize("any_bundle", ["decoders", "encoder-decoders"], indirect=True)
+def test_memcheck(service, any_bundle, tmp_path, number):
     log = tmp_path / "memcheck.log"
     suppressions = ROOT / "tests" / "native" / "memcheck.supp"
     command = ["valgrind", f"--suppressions={suppressions}", f"--log-file={log}"]
-    command += ["--leak-check=full", service, bundle, str(NUM_THREADS)]
+    command += ["--leak-check=full", service, any_bundle, str(NUM_THREADS)]
     text = "".join(f"{json.dumps(request)}\n" for request in requests(number))
     done = output_of(*command, input=text)
     assert done.returncode == 0, done.stderr

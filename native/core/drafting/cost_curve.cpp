@@ -178,7 +178,7 @@ void observe_call(Costs& costs, std::span<EngineCall* const> calls, double secon
                   const ForwardResult& result) {
     const bool is_draft = calls.front()->role == Role::draft;
     if (result.source_tokens) {
-        if (is_draft) costs.observe(CostKind::source, result.source_tokens, result.source_seconds);
+        if (is_draft) costs.observe(CostKind::source, result.source_tokens, result.source_own_seconds);
         seconds -= result.source_seconds;
     }
     std::size_t num_rows = 0;

@@ -3,7 +3,9 @@
 // {"forward": {"token_ids", "positions", "mask", "logit_rows", ...}}: mask has a text of 0 and 1
 // for each row; "parent_features" names earlier forwards, those of ROLE "both" by their number. The
 // answer has the bits of every float as whole numbers. {"keep": [0, 1]}, {"full": row}: the
-// full logits of the last forward. With ROLE "both" a line has its own "role".
+// full logits of the last forward. With ROLE "both" a line has its own "role". Of an
+// encoder-decoder a forward has "sources", lists of tokens, and "source_of_row"; {"release": tokens}
+// gives one up.
 #include <bit>
 #include <cstdint>
 #include <iostream>
@@ -23,6 +25,14 @@ using nlohmann::json;
 
 using AllFeatures = std::vector<std::shared_ptr<const dsbd::Features>>;
 
+/// Equal sources are one object.
+dsbd::SourcePointer source_of(const dsbd::Ints& ids) {
+    static std::map<dsbd::Ints, dsbd::SourcePointer> known;
+    dsbd::SourcePointer& source = known[ids];
+    if (!source) source = std::make_shared<dsbd::TextSource>(ids);
+    return source;
+}
+
 dsbd::Forward forward_of(const json& given, std::size_t num_rows, const AllFeatures& features) {
     dsbd::Forward forward;
     forward.token_ids = given.at("token_ids").get<dsbd::Ints>();
@@ -37,6 +47,10 @@ dsbd::Forward forward_of(const json& given, std::size_t num_rows, const AllFeatu
             forward.parent_features.forwards.push_back(features.at(number));
         }
     }
+    for (const json& ids : given.value("sources", json::array())) {
+        forward.sources.push_back(source_of(ids.get<dsbd::Ints>()));
+    }
+    forward.source_of_row = given.value("source_of_row", dsbd::Ints());
     const auto mask = given.at("mask").get<std::vector<std::string>>();
     forward.mask.reset(mask.size(), num_rows + mask.size());
     for (std::size_t s = 0; s < mask.size(); ++s) {
@@ -78,7 +92,9 @@ json done(dsbd::OrtEngine& engine, dsbd::ForwardResult& last, AllFeatures& featu
         if (last.features) answer["features"] = features_of(last);
         return answer;
     }
-    if (line.contains("keep")) {
+    if (line.contains("release")) {
+        engine.release_source(*source_of(line.at("release").get<dsbd::Ints>()));
+    } else if (line.contains("keep")) {
         engine.keep(line.at("keep").get<dsbd::Ints>());
     } else {
         const auto row = last.logits.full->row(line.at("full").get<std::size_t>());
@@ -96,8 +112,9 @@ int main(int, char** arguments) {
         std::map<std::string, std::unique_ptr<dsbd::OrtEngine>> engines;
         for (const std::string role : {"target", "draft"}) {
             if (arguments[2] != std::string("both") && arguments[2] != role) continue;
-            engines[role] = std::make_unique<dsbd::OrtEngine>(env, bundle, role,
-                                                              dsbd::EngineSettings{1, 20});
+            const dsbd::OrtEngine* target = engines["target"].get();
+            engines[role] = std::make_unique<dsbd::OrtEngine>(
+                env, bundle, role, dsbd::EngineSettings{1, 20}, target);
         }
         dsbd::ForwardResult last;
         AllFeatures features;
