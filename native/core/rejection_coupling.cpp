@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "drafting/draft.hpp"
+#include "exponentials.hpp"
 #include "joint_distribution.hpp"
 #include "numbers.hpp"
 
@@ -14,30 +15,33 @@ namespace {
 constexpr double SHORTEST_WAIT = 1e-300;  // an exponential number may round to 0
 
 /// Divide masses by their sum; return whether anything is left.
-bool normalise(Floats& masses) {
-    const double total = pairwise_sum(masses);
+bool normalise(Floats& masses, double total) {
     if (!(total > 0.0)) return false;
     for (double& mass : masses) mass /= total;
     return true;
 }
 
 /// Return p restricted to what may still be drawn; all zero if nothing is left.
-Floats without(const Floats& p, const Ints& outputs) {
-    Floats rest = p;
-    for (auto output : outputs) rest[at(output)] = 0.0;
-    normalise(rest);
-    return rest;
+Floats without(Floats p, const Ints& outputs) {
+    for (auto output : outputs) p[at(output)] = 0.0;
+    normalise(p, pairwise_sum(p));
+    return p;
 }
 
 }  // namespace
 
-Ints RandomSource::draw_distinct(const Floats& probabilities, std::size_t num_draws) {
-    Floats rates(probabilities.size());
-    for (std::size_t i = 0; i < rates.size(); ++i) {
-        rates[i] = probabilities[i] / std::max(random_.next_exponential(), SHORTEST_WAIT);
+Ints RandomSource::draw_distinct(const Floats& masses, std::size_t num_draws, double total) {
+    constexpr double LESS = 1.0 - 1e-9;  // than any rounding: most rates are not computed
+    BestByMass rates(num_draws);
+    double least = rates.least();
+    for (std::size_t i = 0; i < masses.size(); ++i) {
+        const double wait = std::max(random_.next_exponential(), SHORTEST_WAIT);
+        if (masses[i] < LESS * least * total * wait) continue;
+        rates.consider(i, masses[i] / total / wait);
+        least = rates.least();
     }
-    Ints first = best_candidates(rates, num_draws);
-    std::erase_if(first, [&](auto index) { return !(probabilities[at(index)] > 0.0); });
+    Ints first = rates.best();
+    std::erase_if(first, [&](auto index) { return !(masses[at(index)] / total > 0.0); });
     return first;
 }
 
@@ -54,11 +58,11 @@ Ints RejectionCoupling::propose(const JointDistribution& joint, std::size_t num_
 
 Choice RejectionCoupling::choose(const JointDistribution& joint, const DraftLayer* layer,
                                  std::size_t num_draws, std::size_t) {
-    const Floats p = joint.probabilities();
-    if (!layer) return {fill({}, p, num_draws), false};
+    Floats p = joint.probabilities();
+    if (!layer) return {fill({}, std::move(p), num_draws), false};
     Accepted accepted = accept(p, joint, *layer, num_draws);
     if (accepted.outputs.size() == num_draws) return {std::move(accepted.outputs), true};
-    return {fill(std::move(accepted), p, num_draws), false};
+    return {fill(std::move(accepted), std::move(p), num_draws), false};
 }
 
 RejectionCoupling::Accepted RejectionCoupling::accept(const Floats& p,
@@ -79,12 +83,16 @@ RejectionCoupling::Accepted RejectionCoupling::accept(const Floats& p,
             found.is_whole = replacement_;
             found.residual = replacement_ ? p : without(p, found.outputs);
         } else {
-            Floats left = found.residual;
-            for (std::size_t i = 0; i < left.size(); ++i) {
-                const double q_here = draft_index[i] < 0 ? 0.0 : q[at(draft_index[i])] / total;
-                left[i] = std::max(left[i] - q_here, 0.0);
-            }
-            if (normalise(left)) {
+            Floats left(found.residual.size());
+            const double sum = pairwise(0, left.size(), [&](std::size_t first, std::size_t size) {
+                for (std::size_t i = first; i < first + size; ++i) {
+                    const std::int64_t place = draft_index[i];
+                    const double q_here = place < 0 ? 0.0 : q[at(place)] / total;
+                    left[i] = std::max(found.residual[i] - q_here, 0.0);
+                }
+                return leaf_sum(left.data() + first, size);
+            });
+            if (normalise(left, sum)) {
                 found.residual = std::move(left);
                 found.is_whole = false;
             }
@@ -95,7 +103,7 @@ RejectionCoupling::Accepted RejectionCoupling::accept(const Floats& p,
 }
 
 /// Draw the next output from the residual and the remaining from what is left of p.
-Ints RejectionCoupling::fill(Accepted accepted, const Floats& p, std::size_t num_wanted) {
+Ints RejectionCoupling::fill(Accepted accepted, Floats p, std::size_t num_wanted) {
     Ints outputs = std::move(accepted.outputs);
     const Floats& residual = accepted.residual;
     const auto is_positive = [](double mass) { return mass != 0.0; };
@@ -105,7 +113,10 @@ Ints RejectionCoupling::fill(Accepted accepted, const Floats& p, std::size_t num
     if (replacement_) {
         while (outputs.size() < num_wanted) outputs.push_back(source_.draw(p));
     } else if (outputs.size() < num_wanted) {
-        const Ints more = source_.draw_distinct(without(p, outputs), num_wanted - outputs.size());
+        for (auto output : outputs) p[at(output)] = 0.0;
+        const double total = pairwise_sum(p);
+        const Ints more = source_.draw_distinct(p, num_wanted - outputs.size(),
+                                                total > 0.0 ? total : 1.0);
         outputs.insert(outputs.end(), more.begin(), more.end());
     }
     return outputs;

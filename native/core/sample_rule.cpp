@@ -30,6 +30,9 @@ Floats convolved(const Floats& first, const Floats& second) {
 
 Ints GumbelCoupling::propose(const JointDistribution& joint, std::size_t num_draws,
                              std::size_t depth) {
+    if (joint.whole && !replacement_) {
+        return joint.best_by_noise(forest_.path_keys, num_draws, depth);
+    }
     if (!replacement_) return best_candidates(scores(joint, depth), num_draws);
     const auto& keys = forest_.candidate_keys(joint);
     Ints drawn;
@@ -56,7 +59,11 @@ SampleRule::SampleRule(const DecodingConfig& config, LayerBuilder& builder,
 }
 
 Floats SampleRule::draft_scores(JointDistribution& joint, std::size_t depth) {
-    // The throughput policy, which alone asks, requires the gumbel coupling.
+    // The throughput policy, which alone asks, requires the gumbel coupling; it reads so many.
+    const std::size_t num_exact = config_.most_draft_beams() + 1;
+    if (joint.whole) {
+        return joint.scores_by_noise(builder_.forest.path_keys, num_exact, depth);
+    }
     return dynamic_cast<const GumbelCoupling&>(*coupling_).scores(joint, depth);
 }
 
