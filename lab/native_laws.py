@@ -4,7 +4,6 @@ PROGRAM is ``tests/law_bench`` of a build with -DDSBD_NATIVE_TESTS=ON; it says w
 must choose the same candidates.
 """
 
-import os
 import subprocess
 import tempfile
 import time
@@ -22,12 +21,12 @@ from dsbd_ort.decoding.joint_distribution import JointDistribution, best_candida
 from dsbd_ort.decoding.rejection_coupling import RandomSource, RejectionCoupling
 from dsbd_ort.decoding.sample_rule import GumbelCoupling
 from dsbd_ort.decoding.warp import Warp
-from lab.frame.page import ratio_cell
+from lab.frame.page import RESULTS, Page, ratio_cell, writes
 from scripts.document_sections import table
 
 KINDS = ("target", "draft", "scores", "rejection", "joint")
 NUM_BEAMS, NUM_DRAWS, DEPTH = 4, 6, 5
-PORTABLE = {"NPY_DISABLE_CPU_FEATURES": "X86_V4 AVX512_ICL AVX512_SPR"}
+COLUMNS = "vocabulary", "rows", "layer", "native, us", "Python, us", "Python / native"
 
 
 class Layer:
@@ -44,14 +43,20 @@ class Layer:
                 np.array([0]), np.array([0]), np.array([row]), none, none, none, 0
             )
             self._nodes[row] = self._forest.descend(one, np.array([0]))[0]
-        self._forest.slots[0][self._nodes] = self._nodes
+        self._forest.slots[0][self._nodes] = self._nodes + 1
+        self._known = ComputedDistributions(
+            "target", self._spec, self._forest, Warp(1.0, 0, 1.0), None
+        )
+        self._known.append(
+            self._logits.part(slice(0, 1)), self._nodes[:1], 1
+        )  # of an earlier layer
         self._weights = -0.1 * np.arange(num_rows)
         self._gumbel = GumbelCoupling(self._forest, False)
 
     def chosen(self, kind: str) -> list[int]:
-        known = ComputedDistributions("target", self._spec, self._forest, Warp(1.0, 0, 1.0), None)
-        known.append(self._logits, self._nodes, 1)
-        joint = known.joint(self._nodes, self._weights, None)
+        self._known.keep(np.array([1]))
+        self._known.append(self._logits, self._nodes, 2)
+        joint = self._known.joint(self._nodes, self._weights, None)
         if kind == "joint":
             return best_candidates(joint.log_masses, NUM_DRAWS).tolist()
         if kind == "rejection":
@@ -70,46 +75,45 @@ class Layer:
         return 1e6 * fastest, chosen
 
 
+def measured(program: Path, values: np.ndarray, kind: str, rounds: int) -> tuple[str, ...]:
+    """Return the cells of a kind of layer: medians of some rounds."""
+    repeats, layer = 5, Layer(values)
+    times = ([], [])  # type: tuple[list[float], ...]
+    with tempfile.NamedTemporaryFile() as file:
+        values.tofile(file.name)
+        sizes = (str(size) for size in values.shape[::-1])
+        command = [program, file.name, *sizes, kind, str(repeats)]
+        for _ in range(rounds):
+            native, *others = subprocess.check_output(command, text=True).split()
+            python, chosen = layer.timed(kind, repeats)
+            if [int(each) for each in others] != chosen:
+                raise click.ClickException(f"{kind}: other candidates")
+            times[0].append(float(native))
+            times[1].append(python)
+    ratio = ratio_cell(spread([b / a for a, b in zip(*times, strict=True)]))
+    return kind, *(f"{spread(each).median:.0f}" for each in times), ratio
+
+
 @click.command(help=__doc__)
 @click.argument("program", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--rounds", default=5, show_default=True)
-@click.option("--repeats", default=5, show_default=True, help="Layers of a round.")
 @click.option("--vocabulary", "sizes", multiple=True, default=(4096, 50_000, 150_000))
 @click.option("--rows", multiple=True, default=(1, 4, 13))
-@click.option("--kind", "kinds", multiple=True, default=KINDS)
+@writes(RESULTS / "host_time.md", is_timed=False)
 def main(
-    program: Path,
-    rounds: int,
-    repeats: int,
-    sizes: tuple[int, ...],
-    rows: tuple[int, ...],
-    kinds: tuple[str, ...],
+    page: Page, program: Path, rounds: int, sizes: tuple[int, ...], rows: tuple[int, ...]
 ) -> None:
-    """Print a table of the medians of some rounds."""
-    found = []
-    with tempfile.NamedTemporaryFile() as file:
-        for vocab_size in sizes:
-            for num_rows in rows:
-                rng = np.random.default_rng(vocab_size)
-                values = rng.normal(0.0, 2.5, (num_rows, vocab_size)).astype(np.float32)
-                values.tofile(file.name)
-                for kind in kinds:
-                    ratios, layer = list[float](), Layer(values)
-                    for _ in range(rounds):
-                        command = [program, file.name, str(vocab_size), str(num_rows), kind]
-                        done = subprocess.check_output([*command, str(repeats)], text=True).split()
-                        python, chosen = layer.timed(kind, repeats)
-                        if [int(each) for each in done[1:]] != chosen:
-                            raise click.ClickException(f"{kind}: other candidates")
-                        ratios.append(python / float(done[0]))
-                    times = f"{float(done[0]):.0f}", f"{python:.0f}"
-                    found.append(
-                        (f"{vocab_size:,}", str(num_rows), kind, *times, ratio_cell(spread(ratios)))
-                    )
-    columns = "vocabulary", "rows", "layer", "native, us", "Python, us", "Python / native"
-    click.echo("\n".join(table(columns, found)))
+    """Put the table into the section "native-laws" of the page."""
+    page.begin("native-laws")
+    found = list[tuple[str, ...]]()
+    for vocab_size in sizes:
+        for num_rows in rows:
+            rng = np.random.default_rng(vocab_size)
+            values = rng.normal(0.0, 2.5, (num_rows, vocab_size)).astype(np.float32)
+            cells = (measured(program, values, kind, rounds) for kind in KINDS)
+            found += [(f"{vocab_size:,}", str(num_rows), *each) for each in cells]
+    page.write("native-laws", table(COLUMNS, found))
 
 
 if __name__ == "__main__":
-    os.environ.update(PORTABLE)
     main()

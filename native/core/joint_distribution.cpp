@@ -54,52 +54,6 @@ void reorder(std::vector<T>& entries, const std::vector<std::size_t>& order) {
 
 }  // namespace
 
-WholeLayer::WholeLayer(TokenDistributions& distributions, std::span<const std::int64_t> rows,
-                       std::span<const double> log_weights)
-    : distributions_(distributions),
-      rows_(rows.begin(), rows.end()),
-      log_weights_(log_weights.begin(), log_weights.end()),
-      begins_{0} {
-    for (const auto row : rows) {
-        begins_.push_back(begins_.back() + (row ? distributions.num_tokens(row) : 1));
-    }
-}
-
-std::size_t WholeLayer::beam_of(std::size_t candidate) const {
-    if (candidate < begins_[beam_] || candidate >= begins_[beam_ + 1]) {
-        const auto after = std::ranges::upper_bound(begins_, candidate);
-        beam_ = static_cast<std::size_t>(after - begins_.begin()) - 1;
-    }
-    return beam_;
-}
-
-void WholeLayer::consider(std::size_t beam, std::uint64_t path_key, BestByNoise& best) const {
-    const NoisyBeam noisy{static_cast<std::int64_t>(beam), path_key, log_weights_[beam], 0.0};
-    if (has_ended(beam)) return best.consider(noisy, STAYS);
-    distributions_.consider(rows_[beam], noisy, best);
-}
-
-std::int64_t WholeLayer::parent(std::size_t candidate) const {
-    return static_cast<std::int64_t>(beam_of(candidate));
-}
-
-std::int64_t WholeLayer::token(std::size_t candidate) const {
-    const std::size_t beam = beam_of(candidate);
-    return has_ended(beam) ? STAY : static_cast<std::int64_t>(candidate - begins_[beam]);
-}
-
-double WholeLayer::log_weight(std::size_t candidate) const {
-    const std::size_t beam = beam_of(candidate);
-    if (has_ended(beam)) return log_weights_[beam];
-    return whole(beam).log_prob_of(candidate - begins_[beam]) + log_weights_[beam];
-}
-
-double WholeLayer::raw_log_prob(std::size_t candidate) const {
-    const std::size_t beam = beam_of(candidate);
-    if (has_ended(beam)) return 0.0;
-    return distributions_.raw_log_prob(rows_[beam], candidate - begins_[beam]);
-}
-
 JointDistribution JointDistribution::with_beams(std::span<const std::int64_t> beams,
                                                 const JointDistribution& others) const {
     if (!num_candidates() && beams.size() == nodes.size()) {
@@ -128,26 +82,7 @@ void JointDistribution::sort_by_beam() {
 }
 
 Ints JointDistribution::best(std::size_t num_wanted) const {
-    if (!whole) return best_candidates(log_masses(), num_wanted);
-    BestByMass found(num_wanted);
-    for (std::size_t beam = 0; beam < whole->num_beams(); ++beam) {
-        const std::size_t first = whole->begin(beam);
-        const double log_weight = whole->log_weight_of_beam(beam);
-        if (whole->has_ended(beam)) {
-            found.consider(first, log_weight);
-            continue;
-        }
-        const WholeRow row = whole->whole(beam);
-        for (std::size_t begin = 0; begin < row.logits.size(); begin += WholeRow::BLOCK) {
-            const auto block = row.block(begin);
-            const double most = row.log_prob(largest_of(block)) + log_weight;
-            if (!(most > found.least())) continue;
-            for (std::size_t i = begin; i < begin + block.size(); ++i) {
-                found.consider(first + i, row.log_prob_of(i) + log_weight);
-            }
-        }
-    }
-    return found.best();
+    return whole ? whole->best(num_wanted) : best_candidates(log_masses(), num_wanted);
 }
 
 Ints JointDistribution::best_by_noise(std::span<const std::uint64_t> keys, std::size_t num_wanted,
@@ -163,29 +98,37 @@ Ints JointDistribution::best_by_noise(std::span<const std::uint64_t> keys, std::
     return found.best();
 }
 
-Floats JointDistribution::scores_by_noise(std::span<const std::uint64_t> keys,
-                                          std::size_t num_exact, std::size_t depth) const {
+JointDistribution JointDistribution::few_by_noise(std::span<const std::uint64_t> keys,
+                                                  std::size_t number, std::size_t depth) const {
     double floor = std::numeric_limits<double>::infinity();
     for (std::size_t beam = 0; beam < nodes.size(); ++beam) {
-        BestByNoise best(num_exact, depth);
+        BestByNoise best(number, depth);
         whole->consider(beam, keys[at(nodes[beam])], best);
         for (const auto& each : best.found()) floor = std::min(floor, each.score);
     }
     BestByNoise above(num_candidates(), depth, floor);
-    Floats scores(num_candidates(), std::numeric_limits<double>::lowest());
+    std::vector<std::size_t> chosen;
     for (std::size_t beam = 0; beam < nodes.size(); ++beam) {
         whole->consider(beam, keys[at(nodes[beam])], above);
-        if (whole->has_ended(beam)) continue;
-        const auto logits = whole->whole(beam).logits;
-        double* const of_beam = scores.data() + whole->begin(beam);
-        for (std::size_t i = 0; i < logits.size(); ++i) {
-            if (logits[i] == -std::numeric_limits<float>::infinity()) of_beam[i] = LOG_ZERO;
+        const std::size_t most = chosen.size() + number, end = whole->begin(beam + 1);
+        for (std::size_t i = whole->begin(beam); i < end && chosen.size() < most; ++i) {
+            if (log_weights[i] > LOG_ZERO) chosen.push_back(i);
         }
     }
     for (const auto& each : above.found()) {
-        scores[whole->begin(at(each.beam)) + each.place] = each.score;
+        chosen.push_back(whole->begin(at(each.beam)) + each.place);
     }
-    return scores;
+    std::ranges::sort(chosen);
+    const auto again = std::ranges::unique(chosen);
+    chosen.erase(again.begin(), again.end());
+    JointDistribution found;
+    found.nodes = nodes;
+    for (const auto i : chosen) {
+        found.parents.push_back(parents[i]);
+        found.tokens.push_back(tokens[i]);
+        found.log_weights.push_back(log_weights[i]);
+    }
+    return found;
 }
 
 Ints JointDistribution::with_token(std::int64_t token) const {
@@ -205,57 +148,28 @@ Ints JointDistribution::with_token(std::int64_t token) const {
     return found;
 }
 
-double JointDistribution::largest_mass() const {
-    if (!whole) {
-        const auto& masses_now = log_masses();
-        return *std::max_element(masses_now.begin(), masses_now.end());
-    }
-    double largest = LOG_ZERO;
-    for (std::size_t beam = 0; beam < whole->num_beams(); ++beam) {
-        double mass = whole->log_weight_of_beam(beam);
-        if (!whole->has_ended(beam)) {
-            const LogProb log_prob = whole->whole(beam).log_prob;
-            mass += log_prob(static_cast<float>(log_prob.largest));
-        }
-        largest = std::max(largest, mass);
-    }
-    return largest;
-}
-
-void JointDistribution::write_masses(std::size_t first, std::size_t size, double* found) const {
-    if (!whole) {
-        std::copy_n(log_masses().data() + first, size, found);
-        return;
-    }
-    for (const std::size_t end = first + size; first < end;) {
-        const std::size_t beam = whole->beam_of(first);
-        const std::size_t count = std::min(end, whole->begin(beam + 1)) - first;
-        const double log_weight = whole->log_weight_of_beam(beam);
-        if (whole->has_ended(beam)) {
-            *found = log_weight;
-        } else {
-            const WholeRow row = whole->whole(beam);
-            const float* const logits = row.logits.data() + (first - whole->begin(beam));
-            log_probs_of(logits, count, row.log_prob, found);
-            for (std::size_t i = 0; i < count; ++i) found[i] += log_weight;
-        }
-        first += count;
-        found += count;
-    }
-}
-
 Floats JointDistribution::probabilities() const {
-    Floats found(num_candidates());
-    const double largest = largest_mass();
+    Floats found;
+    write_probabilities(found);
+    return found;
+}
+
+void JointDistribution::write_probabilities(Floats& found) const {
+    found.resize(num_candidates());
+    const double largest =
+        whole ? whole->largest_mass() : *std::ranges::max_element(log_masses());
     const double sum = pairwise(0, found.size(), [&](std::size_t first, std::size_t size) {
         double* const terms = found.data() + first;
-        write_masses(first, size, terms);
+        if (whole) {
+            whole->write_masses(first, size, terms);
+        } else {
+            std::copy_n(log_masses().data() + first, size, terms);
+        }
         for (std::size_t i = 0; i < size; ++i) terms[i] -= largest;
         exp_of(terms, size, terms);
         return leaf_sum(terms, size);
     });
     for (double& mass : found) mass /= sum;
-    return found;
 }
 
 Ints JointDistribution::aligned_to(const JointDistribution& other) const {

@@ -51,15 +51,16 @@ public:
 private:
     struct Accepted {
         Ints outputs;          // the accepted candidates in order
-        Floats residual;       // of the output in progress
-        bool is_whole = true;  // whether the residual is p itself
+        bool is_whole = true;  // whether the residual, that of the output in progress, is p itself
+        Floats residual;       // else
     };
-    Accepted accept(const Floats& p, const JointDistribution& joint, const DraftLayer& layer,
+    Accepted accept(const JointDistribution& joint, const DraftLayer& layer,
                     std::size_t num_wanted);
-    Ints fill(Accepted accepted, Floats p, std::size_t num_wanted);
+    Ints fill(Accepted accepted, std::size_t num_wanted);
 
     RandomSource source_;
     bool replacement_;
+    Floats p_, q_;  // of the layer in progress
 };
 
 }  // namespace dsbd

@@ -59,11 +59,9 @@ SampleRule::SampleRule(const DecodingConfig& config, LayerBuilder& builder,
 }
 
 Floats SampleRule::draft_scores(JointDistribution& joint, std::size_t depth) {
-    // The throughput policy, which alone asks, requires the gumbel coupling; it reads so many.
-    const std::size_t num_exact = config_.most_draft_beams() + 1;
-    if (joint.whole) {
-        return joint.scores_by_noise(builder_.forest.path_keys, num_exact, depth);
-    }
+    // The throughput policy, which alone asks, requires the gumbel coupling. It reads so many.
+    const std::size_t most = std::max(config_.most_draft_beams(), config_.num_beams) + 1;
+    if (joint.whole) joint = joint.few_by_noise(builder_.forest.path_keys, most, depth);
     return dynamic_cast<const GumbelCoupling&>(*coupling_).scores(joint, depth);
 }
 

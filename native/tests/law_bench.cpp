@@ -2,8 +2,8 @@
 //
 //     law_bench LOGITS VOCABULARY ROWS KIND REPEATS
 //
-// LOGITS: file of (ROWS, VOCABULARY) float32. KIND: "target" selects 4 beams, "draft" 6 candidates by
-// their noise, "scores" ranks them for the policy "throughput", "rejection" draws them by that
+// LOGITS: file of (ROWS, VOCABULARY) float32. KIND: "target" selects 4 beams, "draft" 6 candidates
+// by their noise, "scores" ranks them for the policy "throughput", "rejection" draws them by that
 // coupling, "joint" takes the most probable. lab/native_laws.py does the same in Python. Prints the
 // microseconds of the fastest repeat and the candidates.
 #include <ctime>
@@ -47,43 +47,52 @@ public:
             joint.tokens = {static_cast<std::int64_t>(row)};
             nodes_.push_back(forest_.descend(joint, dsbd::Ints{0})[0]);
             weights_.push_back(-0.1 * static_cast<double>(row));
-            forest_.slots_of(dsbd::Role::target)[row + 1] = static_cast<std::int64_t>(row) + 1;
+            forest_.slots_of(dsbd::Role::target)[row + 1] = static_cast<std::int64_t>(row) + 2;
         }
+        known_.append(logits_.part(0, 1), std::span(nodes_).first(1), 1);  // of an earlier layer
     }
 
     dsbd::Ints chosen(const std::string& kind) {
-        dsbd::ComputedDistributions known(dsbd::Role::target, spec_, forest_, {}, nullptr);
-        known.append(logits_, nodes_, 1);
+        known_.keep(dsbd::Ints{1});
+        known_.append(logits_, nodes_, 2);
         if (kind == "target") {
-            const auto best = known.best_by_noise(nodes_, weights_, {}, NUM_BEAMS, DEPTH);
-            dsbd::Ints chosen = dsbd::best_candidates(gumbel_.scores(best, DEPTH), NUM_BEAMS);
-            for (auto& each : chosen) {
-                const auto place = static_cast<std::size_t>(each);
-                const auto vocab_size = static_cast<std::int64_t>(spec_.vocab_size);
-                each = best.parents[place] * vocab_size + best.tokens[place];
-            }
-            return chosen;
+            const auto best = known_.best_by_noise(nodes_, weights_, {}, NUM_BEAMS, DEPTH);
+            return numbers(best, dsbd::best_candidates(gumbel_.scores(best, DEPTH), NUM_BEAMS));
         }
-        dsbd::JointDistribution joint = known.joint(nodes_, weights_, {});
+        dsbd::JointDistribution joint = known_.joint(nodes_, weights_, {});
         if (kind == "draft") return gumbel_.propose(joint, NUM_DRAWS, DEPTH);
         if (kind == "scores") {
-            return dsbd::best_candidates(rule_.draft_scores(joint, DEPTH), NUM_DRAWS);
+            const auto scores = rule_.draft_scores(joint, DEPTH);
+            return numbers(joint, dsbd::best_candidates(scores, NUM_DRAWS));
         }
         if (kind == "joint") return joint.best(NUM_DRAWS);
-        dsbd::RandomGenerator random(7);
-        return dsbd::RejectionCoupling(random, false).propose(joint, NUM_DRAWS, DEPTH);
+        random_ = dsbd::RandomGenerator(7);
+        return rejection_.propose(joint, NUM_DRAWS, DEPTH);
     }
 
 private:
+    /// Number candidates by beam and token.
+    dsbd::Ints numbers(const dsbd::JointDistribution& joint, dsbd::Ints chosen) const {
+        for (auto& each : chosen) {
+            const auto place = static_cast<std::size_t>(each);
+            const auto vocab_size = static_cast<std::int64_t>(spec_.vocab_size);
+            each = joint.parents[place] * vocab_size + joint.tokens[place];
+        }
+        return chosen;
+    }
+
     dsbd::EngineSpec spec_;
     dsbd::Logits logits_;
     dsbd::Forest forest_;
+    dsbd::ComputedDistributions known_{dsbd::Role::target, spec_, forest_, {}, nullptr};
     dsbd::Hypotheses hypotheses_;
     dsbd::LayerBuilder builder_{forest_, hypotheses_, false};
     dsbd::DecodingConfig config_ = dsbd::decoding_config(R"({"draft_beams": 5})");
     dsbd::GumbelCoupling gumbel_{forest_, false};
     dsbd::SampleRule rule_{config_, builder_,
                            std::make_unique<dsbd::GumbelCoupling>(forest_, false)};
+    dsbd::RandomGenerator random_{7};
+    dsbd::RejectionCoupling rejection_{random_, false};
     dsbd::Ints nodes_;
     dsbd::Floats weights_;
 };
