@@ -13,7 +13,6 @@ lab/run native-host BUNDLE build/native/dsbd_native
 import ctypes
 import inspect
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -37,7 +36,7 @@ from scripts.document_sections import table
 PROMPT = list(range(3, 67))
 SEVERAL = {"strategy": "dsbd", "num_beams": 4, "max_new_tokens": 32}
 AT_A_TIME = 1, 4, 8
-TOKENS_BY_WIDTH = {1: 64, 4: 64, 32: 16, 256: 4}
+TOKENS_BY_WIDTH = {1: 64, 4: 64, 32: 12, 256: 3}
 COLUMNS = (
     *("run", "host, native, us", "host, Python, us", "Python / native"),
     *("tokens/s, native", "tokens/s, Python", "native / Python"),
@@ -47,6 +46,15 @@ SIZE_COLUMNS = "a process with 4 tokens", "CPU, s", "resident, MB", "on disk, MB
 PACKAGES = "numpy", "click", "rich", "tokenizers", "filelock", "jinja2", "huggingface_hub"
 ENGINE = "onnxruntime"  # both need its library; the wheel has that of Python as well
 
+WAITER = """
+import os, sys
+pid = os.fork()
+if not pid:
+    quiet = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(quiet, 1), os.dup2(quiet, 2), os.execv(sys.argv[1], sys.argv[1:])
+_, status, used = os.wait4(pid, 0)
+print(status, used.ru_utime + used.ru_stime, used.ru_maxrss)
+"""
 Generate = Callable[..., Any]
 
 
@@ -115,7 +123,9 @@ class Native:
 def measured_runs(native: Generate, python: Generate, rounds: int) -> Iterator[tuple[str, ...]]:
     """Yield a row of cells for each run."""
     for name, options in runs().items():
-        number = max(1, rounds * options["max_new_tokens"] // max(TOKENS_BY_WIDTH.values()))
+        number = max(
+            min(rounds, 2), rounds * options["max_new_tokens"] // max(TOKENS_BY_WIDTH.values())
+        )
         hosts, rates = ([], []), ([], [])  # type: tuple[list[float], ...], tuple[list[float], ...]
         for seed in range(number):
             found = list[list[list[int]]]()
@@ -152,12 +162,12 @@ def measured_several(native: Generate, python: Generate, rounds: int) -> Iterato
 
 def process_cells(*command: str | Path) -> tuple[str, str]:
     """Return the CPU seconds and the largest resident memory of a process."""
-    quiet = subprocess.DEVNULL
-    process = subprocess.Popen(command, stdout=quiet, stderr=quiet)
-    _, status, used = os.wait4(process.pid, 0)
-    if status:
+    # A process begins with the memory of the one that starts it: that must be a small one.
+    waiter = [sys.executable, "-S", "-c", WAITER, *command]
+    status, seconds, kibibytes = subprocess.check_output(waiter, text=True).split()
+    if int(status):
         raise click.ClickException(f"{command[0]} failed")
-    return f"{used.ru_utime + used.ru_stime:.2f}", f"{used.ru_maxrss / 1024:.0f}"
+    return f"{float(seconds):.2f}", f"{int(kibibytes) / 1024:.0f}"
 
 
 def files_of(package: str) -> Iterator[Path]:
@@ -196,7 +206,7 @@ def main(page: Page, bundle: Path, program: Path, rounds: int) -> None:
     """Measure a bundle, and put the tables into the section "native" of the page."""
     page.begin("native")
     library = program.parent / "libdsbd_native.so"
-    settings = {"num_threads": page.threads, "prefix_cache": False}
+    settings: dict[str, Any] = {"num_threads": page.threads, "prefix_cache": False}
     native = Native(library, bundle, max_requests=max(AT_A_TIME), **settings)
     with Pipeline.from_bundle(bundle, **settings) as pipeline:
         of_runs = [*measured_runs(native.generate, pipeline.generate, rounds)]

@@ -8,6 +8,7 @@ import subprocess
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import click
 import numpy as np
@@ -50,10 +51,10 @@ class Layer:
         self._known.append(
             self._logits.part(slice(0, 1)), self._nodes[:1], 1
         )  # of an earlier layer
-        self._weights = -0.1 * np.arange(num_rows)
+        self._weights = np.arange(num_rows) * np.float64(-0.1)
         self._gumbel = GumbelCoupling(self._forest, False)
 
-    def chosen(self, kind: str) -> list[int]:
+    def chosen(self, kind: str) -> Any:
         self._known.keep(np.array([1]))
         self._known.append(self._logits, self._nodes, 2)
         joint = self._known.joint(self._nodes, self._weights, None)
@@ -82,7 +83,7 @@ def measured(program: Path, values: np.ndarray, kind: str, rounds: int) -> tuple
     with tempfile.NamedTemporaryFile() as file:
         values.tofile(file.name)
         sizes = (str(size) for size in values.shape[::-1])
-        command = [program, file.name, *sizes, kind, str(repeats)]
+        command = [str(program), file.name, *sizes, kind, str(repeats)]
         for _ in range(rounds):
             native, *others = subprocess.check_output(command, text=True).split()
             python, chosen = layer.timed(kind, repeats)
