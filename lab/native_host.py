@@ -1,4 +1,4 @@
-"""The native library beside Python on a bundle: host time, speed, several requests, start and size.
+"""The native library and Python on a bundle: host time, speed, several requests, start and size.
 
 Host time is everything outside ONNX Runtime's calls: masks, binding, laws, selection, pruning.
 Both get the same requests in turn, in one process, and must give the same tokens. The C library
