@@ -1,14 +1,20 @@
 // The candidates of largest log mass plus noise, without the noise of all.
 //
 // With u the uniform number of a candidate, its noise -log(-log u) is below -log(1 - u). If even
-// that does not lift its mass to the best ones so far, no logarithm is computed. Python has no such
-// file: it computes the noise of all candidates, and takes the best.
+// that does not lift its mass to the best ones so far, no logarithm is computed. Of a row of all
+// logits the largest one of a block bounds the masses in it: if no number of the block is high
+// enough, nothing else is computed there. Python has no such file: it computes the noise of all
+// candidates, and takes the best.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <span>
 #include <vector>
+
+#include "exponentials.hpp"
+#include "numbers.hpp"
 
 namespace dsbd {
 
@@ -22,19 +28,36 @@ struct NoisyBeam {
 
 /// Some of the continuations of a beam.
 struct Continuations {
-    std::span<const std::int64_t> tokens;  // (n,); empty: by id, from `first` on
+    std::span<const std::int64_t> tokens;  // (n,); empty: by id
     std::span<const double> log_probs;     // (n,)
-    std::size_t first = 0;                 // how many of the beam come before them
 };
+
+/// A distribution over all tokens of which none is cut.
+struct WholeRow {
+    static constexpr std::size_t BLOCK = 128;  // tokens that one bound is for
+
+    std::span<const float> logits;  // (vocab_size,)
+    LogProb log_prob;
+
+    double log_prob_of(std::size_t token) const { return log_prob(logits[token]); }
+    std::span<const float> block(std::size_t first) const {
+        return logits.subspan(first, std::min(BLOCK, logits.size() - first));
+    }
+};
+
+/// Return the largest of some logits, none of them NaN.
+float largest_of(std::span<const float> logits);
 
 /// Finds the best of several beams.
 class BestByNoise {
 public:
-    BestByNoise(std::size_t num_wanted, std::size_t depth)
-        : num_wanted_(num_wanted), depth_(depth) {}
+    /// floor: candidates of lower scores may be left out.
+    BestByNoise(std::size_t num_wanted, std::size_t depth, double floor = LOG_ZERO)
+        : num_wanted_(num_wanted), depth_(depth), floor_(floor) {}
 
-    /// Consider continuations of a beam, which come after the earlier ones.
-    void consider(const NoisyBeam& beam, const Continuations& some);
+    /// Consider all continuations of a beam, which come after those of earlier beams.
+    void consider(const NoisyBeam& beam, const Continuations& all);
+    void consider(const NoisyBeam& beam, const WholeRow& row);
 
     struct Candidate {
         double score;
@@ -47,7 +70,12 @@ public:
     std::vector<Candidate> found();
 
 private:
+    /// Return the log-probability plus noise of a continuation that matters.
+    double least(const NoisyBeam& beam) const;
+    void consider(const NoisyBeam& beam, std::size_t place, std::int64_t token, double log_prob);
+
     std::size_t num_wanted_, depth_;
+    double floor_;
     std::vector<Candidate> best_;  // a heap, the worst first, once there are `num_wanted_`
 };
 

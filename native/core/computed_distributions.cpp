@@ -171,8 +171,6 @@ JointDistribution ComputedDistributions::best_by_noise(std::span<const std::int6
                                                        std::span<const double> log_weights,
                                                        std::span<const std::int64_t> copies,
                                                        std::size_t number, std::size_t depth) {
-    const std::int64_t stay[] = {STAY};
-    const double certain[] = {0.0};
     const Ints slots = slots_of(nodes);
     check_continues(nodes, slots);
     BestByNoise best(number, depth);
@@ -185,7 +183,7 @@ JointDistribution ComputedDistributions::best_by_noise(std::span<const std::int6
         if (slots[i]) {
             known.consider(slots[i], beam, best);
         } else {
-            best.consider(beam, {stay, certain});
+            best.consider(beam, STAYS);
         }
     }
     JointDistribution joint;

@@ -12,7 +12,6 @@ namespace dsbd {
 namespace {
 
 constexpr double NOT_COMPUTED_YET = std::numeric_limits<double>::quiet_NaN();
-constexpr std::size_t BLOCK = 512;  // log-probabilities of a dense row that are made together
 
 template <class T>
 std::size_t bytes(const std::vector<T>& entries) {
@@ -44,7 +43,7 @@ void TokenDistributions::clear() {
     counts_ = {0};
     is_made_ = {1};
     largest_ = {0.0f};
-    normalizers_ = {0.0};
+    normalizers_ = log_sums_ = {0.0};
 }
 
 std::size_t TokenDistributions::add_row(Kind kind, std::size_t begin, std::size_t num_tokens) {
@@ -54,6 +53,7 @@ std::size_t TokenDistributions::add_row(Kind kind, std::size_t begin, std::size_
     is_made_.push_back(kind == Kind::listed);
     largest_.push_back(0.0f);
     normalizers_.push_back(NOT_COMPUTED_YET);
+    log_sums_.push_back(NOT_COMPUTED_YET);
     return begin;
 }
 
@@ -110,6 +110,7 @@ void TokenDistributions::keep(std::span<const std::int64_t> rows) {
     take(is_made_, rows);
     take(largest_, rows);
     take(normalizers_, rows);
+    take(log_sums_, rows);
     begins_.resize(counts_.size());
     std::exclusive_scan(counts_.begin(), counts_.end(), begins_.begin(), std::size_t{0});
 }
@@ -172,22 +173,23 @@ void TokenDistributions::consider(std::int64_t row, const NoisyBeam& beam, BestB
         const std::span<const std::int64_t> tokens(entries_.tokens.data() + begin, size);
         return best.consider(beam, {tokens, {entries_.log_probs.data() + begin, size}});
     }
-    if (warp_.is_raw || warp_.cuts() || warp_.typical_p < 1.0) {
-        warped_.resize(size);
-        warp_dense(index, warped_.data());
-        return best.consider(beam, {{}, warped_});
-    }
+    if (are_whole()) return best.consider(beam, whole(row));
+    warped_.resize(size);
+    warp_dense(index, warped_.data());
+    best.consider(beam, {{}, warped_});
+}
+
+bool TokenDistributions::are_whole() const {
+    return kind_ == Kind::dense && !warp_.is_raw && !warp_.cuts() && warp_.typical_p == 1.0;
+}
+
+WholeRow TokenDistributions::whole(std::int64_t row) {
+    const auto index = static_cast<std::size_t>(row);
     const auto logits = logits_of(index);
     const double largest = largest_[index];
-    const double log_sum = log_sum_of_exp(logits, largest, warp_.temperature);
-    double block[BLOCK];
-    for (std::size_t first = 0; first < size; first += BLOCK) {
-        const std::size_t count = std::min(BLOCK, size - first);
-        for (std::size_t i = 0; i < count; ++i) {
-            block[i] = (double{logits[first + i]} - largest) / warp_.temperature - log_sum;
-        }
-        best.consider(beam, {{}, {block, count}, first});
-    }
+    double& log_sum = log_sums_[index];
+    if (std::isnan(log_sum)) log_sum = log_sum_of_exp(logits, largest, warp_.temperature);
+    return {logits, {largest, warp_.temperature, log_sum}};
 }
 
 double TokenDistributions::raw_log_prob(std::int64_t row, std::size_t place) {
@@ -204,6 +206,7 @@ double TokenDistributions::least(std::int64_t row) {
 double TokenDistributions::log_prob_of(std::int64_t row, std::int64_t token) {
     const auto index = static_cast<std::size_t>(row);
     if (counts_[index] == 0) return LOG_ZERO;
+    if (are_whole()) return whole(row).log_prob_of(static_cast<std::size_t>(token));
     if (kind_ == Kind::dense) {
         warped_.resize(counts_[index]);
         warp_dense(index, warped_.data());

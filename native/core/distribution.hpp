@@ -57,6 +57,10 @@ public:
     std::size_t num_tokens(std::int64_t row) const { return counts_[static_cast<std::size_t>(row)]; }
     /// Write the candidates of a row, `num_tokens(row)` of them.
     void copy(std::int64_t row, const CandidateArrays& found);
+    /// Whether every token has its log-probability by itself: rows are dense and not cut.
+    bool are_whole() const;
+    /// Return such a row.
+    WholeRow whole(std::int64_t row);
     /// Let `best` consider the continuations of a beam, those of a row.
     void consider(std::int64_t row, const NoisyBeam& beam, BestByNoise& best);
     /// Return the raw log-probability of an entry of a row.
@@ -90,7 +94,7 @@ private:
     std::vector<std::size_t> begins_, counts_;  // by row, as the following
     std::vector<std::uint8_t> is_made_;         // whether a top row is warped
     std::vector<float> largest_;                // of dense rows
-    Floats normalizers_;                        // NaN: not computed yet
+    Floats normalizers_, log_sums_;             // NaN: not computed yet
     Floats warped_;                             // of a dense row
 };
 

@@ -194,6 +194,20 @@ DSBD_AVX2 void fast_exp_of(const double* numbers, std::size_t size, double* foun
     plain_exp_of(numbers + i, size - i, found + i);
 }
 
+DSBD_AVX2 std::size_t log_probs_by_4(const float* logits, std::size_t size,
+                                     const LogProb& log_prob, double* found) {
+    const __m256d largest = all(log_prob.largest), log_sum = all(log_prob.log_sum);
+    const __m256d temperature = all(log_prob.temperature);
+    const bool is_scaled = log_prob.temperature != 1.0;
+    std::size_t i = 0;
+    for (; i + 4 <= size; i += 4) {
+        __m256d x = _mm256_sub_pd(_mm256_cvtps_pd(_mm_loadu_ps(logits + i)), largest);
+        if (is_scaled) x = _mm256_div_pd(x, temperature);
+        _mm256_storeu_pd(found + i, _mm256_sub_pd(x, log_sum));
+    }
+    return i;
+}
+
 bool has_avx2() {
     static const bool found = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
     return found;
@@ -220,6 +234,14 @@ double leaf_sum_of_exp32(const float* numbers, std::size_t size, float largest) 
     if (has_avx2()) return fast_sum_of_exp32(numbers, size, largest);
 #endif
     return plain_sum_of_exp32(numbers, size, largest);
+}
+
+void log_probs_of(const float* logits, std::size_t size, const LogProb& log_prob, double* found) {
+    std::size_t i = 0;
+#if defined(__x86_64__)
+    if (has_avx2()) i = log_probs_by_4(logits, size, log_prob, found);
+#endif
+    for (; i < size; ++i) found[i] = log_prob(logits[i]);
 }
 
 void exp_of(const double* numbers, std::size_t size, double* found) {

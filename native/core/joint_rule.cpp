@@ -18,7 +18,7 @@ JointDecoding::JointDecoding(const DecodingConfig& config, LayerBuilder& builder
 }
 
 Ints JointDecoding::propose(JointDistribution& joint, std::size_t num_draws, std::size_t) {
-    return best_candidates(joint.log_masses(), num_draws);
+    return joint.best(num_draws);
 }
 
 Floats JointDecoding::draft_scores(JointDistribution& joint, std::size_t) {
@@ -27,7 +27,7 @@ Floats JointDecoding::draft_scores(JointDistribution& joint, std::size_t) {
 
 Beams JointDecoding::next_beams(ForestRunner& target, const Beams& beams, std::size_t width) {
     const JointDistribution joint = target.joint(beams.nodes, beams.log_weights, {});
-    return builder_.descended(beams, joint, best_candidates(joint.log_masses(), width));
+    return builder_.descended(beams, joint, joint.best(width));
 }
 
 std::vector<Beams> JointSpeculativeRule::select(ForestRunner& target, Beams beams,
@@ -37,12 +37,7 @@ std::vector<Beams> JointSpeculativeRule::select(ForestRunner& target, Beams beam
     std::vector<Beams> committed;
     for (auto node : accepted_path(target, beams, drafted)) {
         const JointDistribution joint = target.joint(beams.nodes, beams.log_weights, {});
-        Ints chosen;
-        for (std::size_t i = 0; i < joint.num_candidates(); ++i) {
-            if (joint.tokens[i] == forest.tokens[at(node)]) {
-                chosen.push_back(static_cast<std::int64_t>(i));
-            }
-        }
+        Ints chosen = joint.with_token(forest.tokens[at(node)]);
         beams = builder_.descended(beams, joint, std::move(chosen));
         committed.push_back(beams);
         if (is_finished(beams, ++depth)) return committed;

@@ -85,15 +85,6 @@ float largest_number(std::span<const float> row) {
     return *std::max_element(lanes, lanes + NUM_LANES);
 }
 
-/// Return the sum of terms in numpy's order; leaf(first, size) adds at most SUMMED_TOGETHER.
-template <class Leaf>
-double pairwise(std::size_t first, std::size_t size, const Leaf& leaf) {
-    if (size <= SUMMED_TOGETHER) return leaf(first, size);
-    std::size_t half = size / 2;
-    half -= half % 8;
-    return pairwise(first, half, leaf) + pairwise(first + half, size - half, leaf);
-}
-
 /// Return the sum of a row of n terms, written block by block: terms(first, size, block).
 template <class Terms>
 double sum_of_blocks(std::size_t num_terms, const Terms& terms) {
@@ -166,9 +157,7 @@ void log_normalise(std::span<double> scores, const Columns& columns) {
 double log_sum_of_exp(std::span<const float> logits, double largest, double temperature) {
     return std::log(
         sum_of_blocks(logits.size(), [&](std::size_t first, std::size_t size, double* block) {
-            for (std::size_t i = 0; i < size; ++i) {
-                block[i] = (double{logits[first + i]} - largest) / temperature;
-            }
+            log_probs_of(logits.data() + first, size, {largest, temperature, 0.0}, block);
             exp_of(block, size, block);
         }));
 }

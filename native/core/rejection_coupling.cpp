@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "drafting/draft.hpp"
+#include "exponentials.hpp"
 #include "joint_distribution.hpp"
 #include "numbers.hpp"
 
@@ -14,30 +15,33 @@ namespace {
 constexpr double SHORTEST_WAIT = 1e-300;  // an exponential number may round to 0
 
 /// Divide masses by their sum; return whether anything is left.
-bool normalise(Floats& masses) {
-    const double total = pairwise_sum(masses);
+bool normalise(Floats& masses, double total) {
     if (!(total > 0.0)) return false;
     for (double& mass : masses) mass /= total;
     return true;
 }
 
 /// Return p restricted to what may still be drawn; all zero if nothing is left.
-Floats without(const Floats& p, const Ints& outputs) {
-    Floats rest = p;
-    for (auto output : outputs) rest[at(output)] = 0.0;
-    normalise(rest);
-    return rest;
+Floats without(Floats p, const Ints& outputs) {
+    for (auto output : outputs) p[at(output)] = 0.0;
+    normalise(p, pairwise_sum(p));
+    return p;
 }
 
 }  // namespace
 
-Ints RandomSource::draw_distinct(const Floats& probabilities, std::size_t num_draws) {
-    Floats rates(probabilities.size());
-    for (std::size_t i = 0; i < rates.size(); ++i) {
-        rates[i] = probabilities[i] / std::max(random_.next_exponential(), SHORTEST_WAIT);
+Ints RandomSource::draw_distinct(const Floats& masses, std::size_t num_draws, double total) {
+    constexpr double LESS = 1.0 - 1e-9;  // than any rounding: most rates are not computed
+    BestByMass rates(num_draws);
+    double least = LESS * total * rates.least();
+    for (std::size_t i = 0; i < masses.size(); ++i) {
+        const double wait = std::max(random_.next_exponential(), SHORTEST_WAIT);
+        if (masses[i] < least * wait) continue;
+        rates.consider(i, masses[i] / total / wait);
+        least = LESS * total * rates.least();
     }
-    Ints first = best_candidates(rates, num_draws);
-    std::erase_if(first, [&](auto index) { return !(probabilities[at(index)] > 0.0); });
+    Ints first = rates.best();
+    std::erase_if(first, [&](auto index) { return !(masses[at(index)] / total > 0.0); });
     return first;
 }
 
@@ -49,63 +53,69 @@ RejectionCoupling::RejectionCoupling(RandomGenerator& random, bool replacement)
 
 Ints RejectionCoupling::propose(const JointDistribution& joint, std::size_t num_draws,
                                 std::size_t) {
-    return fill({}, joint.probabilities(), num_draws);
+    joint.write_probabilities(p_);
+    return fill({}, num_draws);
 }
 
 Choice RejectionCoupling::choose(const JointDistribution& joint, const DraftLayer* layer,
                                  std::size_t num_draws, std::size_t) {
-    const Floats p = joint.probabilities();
-    if (!layer) return {fill({}, p, num_draws), false};
-    Accepted accepted = accept(p, joint, *layer, num_draws);
+    joint.write_probabilities(p_);
+    if (!layer) return {fill({}, num_draws), false};
+    Accepted accepted = accept(joint, *layer, num_draws);
     if (accepted.outputs.size() == num_draws) return {std::move(accepted.outputs), true};
-    return {fill(std::move(accepted), p, num_draws), false};
+    return {fill(std::move(accepted), num_draws), false};
 }
 
-RejectionCoupling::Accepted RejectionCoupling::accept(const Floats& p,
-                                                      const JointDistribution& joint,
+RejectionCoupling::Accepted RejectionCoupling::accept(const JointDistribution& joint,
                                                       const DraftLayer& layer,
                                                       std::size_t num_wanted) {
-    Floats q = layer.distribution->probabilities();  // loses what was drawn unless replaced
+    layer.distribution->write_probabilities(q_);  // loses what was drawn unless replaced
     const Ints draft_index = layer.distribution->aligned_to(joint);  // of the target's candidates
     const Ints target_index = joint.aligned_to(*layer.distribution);  // of the draft's candidates
-    Accepted found{{}, p};
+    Accepted found;
     for (auto drawn : layer.drawn) {
-        const double total = pairwise_sum(q);
+        const Floats& residual = found.is_whole ? p_ : found.residual;
+        const double total = pairwise_sum(q_);
         const std::int64_t here = target_index[at(drawn)];  // -1: its parent was not accepted
-        const double q_drawn = q[at(drawn)] / total;
-        if (here >= 0 && source_.happens(std::min(1.0, found.residual[at(here)] / q_drawn))) {
+        const double q_drawn = q_[at(drawn)] / total;
+        if (here >= 0 && source_.happens(std::min(1.0, residual[at(here)] / q_drawn))) {
             found.outputs.push_back(here);
             if (found.outputs.size() == num_wanted) break;
             found.is_whole = replacement_;
-            found.residual = replacement_ ? p : without(p, found.outputs);
+            if (!replacement_) found.residual = without(p_, found.outputs);
         } else {
-            Floats left = found.residual;
-            for (std::size_t i = 0; i < left.size(); ++i) {
-                const double q_here = draft_index[i] < 0 ? 0.0 : q[at(draft_index[i])] / total;
-                left[i] = std::max(left[i] - q_here, 0.0);
-            }
-            if (normalise(left)) {
+            Floats left(residual.size());
+            const double sum = pairwise(0, left.size(), [&](std::size_t first, std::size_t size) {
+                for (std::size_t i = first; i < first + size; ++i) {
+                    const std::int64_t place = draft_index[i];
+                    const double q_here = place < 0 ? 0.0 : q_[at(place)] / total;
+                    left[i] = std::max(residual[i] - q_here, 0.0);
+                }
+                return leaf_sum(left.data() + first, size);
+            });
+            if (normalise(left, sum)) {
                 found.residual = std::move(left);
                 found.is_whole = false;
             }
         }
-        if (!replacement_) q[at(drawn)] = 0.0;
+        if (!replacement_) q_[at(drawn)] = 0.0;
     }
     return found;
 }
 
 /// Draw the next output from the residual and the remaining from what is left of p.
-Ints RejectionCoupling::fill(Accepted accepted, const Floats& p, std::size_t num_wanted) {
+Ints RejectionCoupling::fill(Accepted accepted, std::size_t num_wanted) {
     Ints outputs = std::move(accepted.outputs);
-    const Floats& residual = accepted.residual;
     const auto is_positive = [](double mass) { return mass != 0.0; };
-    if (!accepted.is_whole && std::any_of(residual.begin(), residual.end(), is_positive)) {
-        outputs.push_back(source_.draw(residual));
+    if (!accepted.is_whole && std::ranges::any_of(accepted.residual, is_positive)) {
+        outputs.push_back(source_.draw(accepted.residual));
     }
     if (replacement_) {
-        while (outputs.size() < num_wanted) outputs.push_back(source_.draw(p));
+        while (outputs.size() < num_wanted) outputs.push_back(source_.draw(p_));
     } else if (outputs.size() < num_wanted) {
-        const Ints more = source_.draw_distinct(without(p, outputs), num_wanted - outputs.size());
+        for (auto output : outputs) p_[at(output)] = 0.0;
+        const double left = pairwise_sum(p_), total = left > 0.0 ? left : 1.0;
+        const Ints more = source_.draw_distinct(p_, num_wanted - outputs.size(), total);
         outputs.insert(outputs.end(), more.begin(), more.end());
     }
     return outputs;

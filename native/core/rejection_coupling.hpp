@@ -26,8 +26,9 @@ public:
 
     /// Toss a coin that shows heads with `probability`.
     bool happens(double probability) { return random_.next_double() < probability; }
-    /// Draw indices of positive probability one by one, (<= num_draws,), none twice.
-    Ints draw_distinct(const Floats& probabilities, std::size_t num_draws);
+    /// Draw indices of positive probability one by one, (<= num_draws,), none twice. total: of the
+    /// masses; 1: they are probabilities.
+    Ints draw_distinct(const Floats& masses, std::size_t num_draws, double total = 1.0);
     /// Draw an index of a normalised distribution that has a positive one.
     std::int64_t draw(const Floats& probabilities) { return draw_distinct(probabilities, 1)[0]; }
 
@@ -50,15 +51,16 @@ public:
 private:
     struct Accepted {
         Ints outputs;          // the accepted candidates in order
-        Floats residual;       // of the output in progress
-        bool is_whole = true;  // whether the residual is p itself
+        bool is_whole = true;  // whether the residual, that of the output in progress, is p itself
+        Floats residual;       // else
     };
-    Accepted accept(const Floats& p, const JointDistribution& joint, const DraftLayer& layer,
+    Accepted accept(const JointDistribution& joint, const DraftLayer& layer,
                     std::size_t num_wanted);
-    Ints fill(Accepted accepted, const Floats& p, std::size_t num_wanted);
+    Ints fill(Accepted accepted, std::size_t num_wanted);
 
     RandomSource source_;
     bool replacement_;
+    Floats p_, q_;  // of the layer in progress
 };
 
 }  // namespace dsbd

@@ -30,6 +30,9 @@ Floats convolved(const Floats& first, const Floats& second) {
 
 Ints GumbelCoupling::propose(const JointDistribution& joint, std::size_t num_draws,
                              std::size_t depth) {
+    if (joint.whole && !replacement_) {
+        return joint.best_by_noise(forest_.path_keys, num_draws, depth);
+    }
     if (!replacement_) return best_candidates(scores(joint, depth), num_draws);
     const auto& keys = forest_.candidate_keys(joint);
     Ints drawn;
@@ -56,7 +59,9 @@ SampleRule::SampleRule(const DecodingConfig& config, LayerBuilder& builder,
 }
 
 Floats SampleRule::draft_scores(JointDistribution& joint, std::size_t depth) {
-    // The throughput policy, which alone asks, requires the gumbel coupling.
+    // The throughput policy, which alone asks, requires the gumbel coupling. It reads so many.
+    const std::size_t most = std::max(config_.most_draft_beams(), config_.num_beams) + 1;
+    if (joint.whole) joint = joint.few_by_noise(builder_.forest.path_keys, most, depth);
     return dynamic_cast<const GumbelCoupling&>(*coupling_).scores(joint, depth);
 }
 

@@ -22,8 +22,8 @@ def run_or_fail(*command: str | Path) -> None:
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
 
 
-def build(packages: Path, folder: Path) -> Path:
-    options = [f"-DCMAKE_PREFIX_PATH={packages}", "-DDSBD_NATIVE_TESTS=ON"]
+def build(packages: Path, folder: Path, *more: str) -> Path:
+    options = [f"-DCMAKE_PREFIX_PATH={packages}", "-DDSBD_NATIVE_TESTS=ON", *more]
     run_or_fail("cmake", "-S", ROOT / "native", "-B", folder, *options)
     run_or_fail("cmake", "--build", folder, "--parallel", str(os.cpu_count()))
     return folder
@@ -63,6 +63,8 @@ def with_native(
         if not program.exists():
             options = [f"-I{ROOT / 'dsbd_ort' / 'embedding'}", f"-I{ROOT / 'native'}"]
             options += [f"-L{native_build}", "-ldsbd_native", f"-Wl,-rpath,{native_build}"]
+            if cached(native_build, "DSBD_NATIVE_SANITIZE") == "ON":
+                options.append("-fsanitize=address,undefined")
             command = [compiler, standard, *STRICT, str(source), "-o", str(program), *options]
             run_or_fail(*command, *more, "-pthread", "-ldl")
         return program

@@ -59,7 +59,15 @@ DRAWING = settings(
     database=None,
     phases=[Phase.generate],
 )
-MANY = 10  # one request in so many has a long prompt
+MANY = 10  # one request in so many has a long prompt, and one a large vocabulary
+WHOLE = 700  # tokens of a large vocabulary
+NOT_OF_LOGITS = (
+    *("strategy", "num_beams", "coupling", "width_policy", "min_beams", "accept_threshold"),
+    *("drafter", "draft_policy", "draft_length", "draft_beams", "memory", "replacement"),
+    *("temperature", "num_return_sequences", "length_penalty", "early_stopping", "joint_threshold"),
+    *("joint_tokens", "joint_beams", "max_new_tokens", "seed", "eos_token_id"),
+)
+"""Options of requests that leave all tokens of the vocabulary as they are."""
 
 
 def drawn_requests(number: int, seed_number: int) -> Iterator[WholeRequest]:
@@ -290,6 +298,8 @@ def cases_of(requests: Iterable[WholeRequest], rng: np.random.Generator) -> Iter
         if rng.integers(MANY) == 0:
             prompt = rng.integers(request.vocab_size, size=rng.integers(250, 600))
             request = replace(request, prompt=tuple(prompt.tolist()), tables=[])
+        if rng.integers(MANY) == 0:
+            request = with_whole_layers(request)
         if rng.integers(2):
             preempts = (rng.random(40) < 0.3).tolist() if rng.integers(2) else None
             yield with_tries(Case(next(numbers), [request], preempts=preempts), rng)
@@ -300,6 +310,13 @@ def cases_of(requests: Iterable[WholeRequest], rng: np.random.Generator) -> Iter
             yield with_tries(together(next(numbers), waiting.pop(request.vocab_size), rng), rng)
     for group in waiting.values():
         yield with_tries(together(next(numbers), group, rng), rng)
+
+
+def with_whole_layers(request: WholeRequest) -> WholeRequest:
+    """Return a request whose beams may be continued by any of many tokens."""
+    options = {name: v for name, v in request.options.items() if name in NOT_OF_LOGITS}
+    options["logit_bias"] = []
+    return replace(request, options=options, vocab_size=WHOLE, head="full", tables=[])
 
 
 def together(number: int, group: list[WholeRequest], rng: np.random.Generator) -> Case:
