@@ -13,20 +13,19 @@ namespace dsbd {
 
 /// How later tokens can change the text of earlier ones.
 struct TextJoints {
-    bool is_local = true;       // no step looks for text across tokens; if not, anything can change
+    bool is_local = true;         // no step looks for text across tokens; if not, anything can change
     bool joins_bytes = false;   // tokens are bytes (`ByteLevel`)
     bool has_byte_runs = false;  // some tokens are bytes, decoded a run at a time (`ByteFallback`)
-    std::size_t num_dropped_spaces = 0;  // at the beginning of a text
 };
 
 /// Characters that a `Strip` may take from the beginning of the joined text.
-inline constexpr std::int64_t most_stripped = 2;
+inline constexpr std::size_t most_stripped = 2;
 
 /// The steps of a decoder, each from tokens to tokens; at the end they are joined.
 class Decoder {
 public:
-    /// `json`: the entry `decoder`, null without one: tokens are joined by spaces.
-    Decoder(const SortedJson& json, const std::string& where);
+    /// Read the field `decoder` of tokenizer.json; without it tokens are joined by spaces.
+    explicit Decoder(const JsonObject& tokenizer);
 
     std::string decoded(std::vector<std::string> tokens) const;
     const TextJoints& joints() const { return joints_; }

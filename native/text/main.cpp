@@ -17,50 +17,48 @@
 
 namespace {
 
-using dsbd::Fields;
 using dsbd::Json;
-using dsbd::SortedJson;
+using dsbd::JsonObject;
 
-std::vector<std::int64_t> ids_in(Fields& request, const char* name) {
+std::vector<std::int64_t> ids_in(const JsonObject& request, const char* name) {
     std::vector<std::int64_t> ids;
-    for (const SortedJson& id : request.list(name)) {
+    for (const Json& id : request.list(name)) {
         ids.push_back(id.is_number_integer() ? id.get<std::int64_t>() : -1);
     }
     return ids;
 }
 
-Json streamed(const dsbd::Tokenizer& tokenizer, Fields& request) {
+Json streamed(const dsbd::Tokenizer& tokenizer, const JsonObject& request) {
     const std::vector<std::int64_t> all = ids_in(request, "stream");
     const dsbd::TokenIds ids(all);
-    const auto after = std::min(static_cast<std::size_t>(request.count("after")), ids.size());
-    dsbd::StreamDecoder decoder(dsbd::TextWindow::after(tokenizer, ids.first(after)));
+    const auto after = std::min(request.number("after"), ids.size());
+    auto window = dsbd::TextWindow::after(tokenizer, ids.first(after));
     Json pieces = Json::array();
     for (std::size_t i = after; i < ids.size(); ++i) {
-        pieces.push_back(decoder.push(ids.subspan(i, 1)));
+        pieces.push_back(window.extend(ids.subspan(i, 1)));
     }
-    pieces.push_back(decoder.finish());
+    pieces.push_back(window.rest());
     return pieces;
 }
 
-Json rendered(const std::string& folder, const Json& request) {
+Json rendered(const std::string& folder, const JsonObject& request) {
     static const dsbd::ChatTemplate chat_template(folder);
-    return chat_template.render(request["chat"], request.value("variables", Json::object()));
+    return chat_template.render(request.value("chat"),
+                                request.json().value("variables", Json::object()));
 }
 
 Json answer(const dsbd::Tokenizer& tokenizer, const std::string& folder, const std::string& line) {
-    const auto json = dsbd::json_from_text<SortedJson>(line, "a line");
-    Fields request(json, "a line");
-    if (request.find("encode") != nullptr) {
-        return tokenizer.encode(request.text("encode"), request.flag("special", true));
+    const auto json = dsbd::json_from_text(line, "a line");
+    const JsonObject request(json, "a line");
+    if (request.has("encode")) {
+        return tokenizer.encode(request.text("encode"), request.boolean("special", true));
     }
-    if (request.find("decode") != nullptr) {
-        return tokenizer.decode(ids_in(request, "decode"), !request.flag("special", false));
+    if (request.has("decode")) {
+        return tokenizer.decode(ids_in(request, "decode"), !request.boolean("special", false));
     }
-    if (request.find("stream") != nullptr) return streamed(tokenizer, request);
-    if (request.find("chat") != nullptr) {
-        return rendered(folder, dsbd::json_from_text(line, "a line"));
-    }
-    const std::int64_t id = request.count("bytes");
+    if (request.has("stream")) return streamed(tokenizer, request);
+    if (request.has("chat")) return rendered(folder, request);
+    const auto id = static_cast<std::int64_t>(request.number("bytes"));
     Json bytes = Json::array();
     for (const char byte : tokenizer.bytes_of(id)) {
         bytes.push_back(static_cast<unsigned char>(byte));

@@ -63,11 +63,11 @@ std::string stripped(std::string_view text, bool left, bool right) {
     return std::string(text.substr(begin, end - std::min(begin, end)));
 }
 
-std::function<std::string(std::string)> bert_normalizer(Fields& fields) {
-    const bool cleans = fields.flag("clean_text");
-    const bool spaces_chinese = fields.flag("handle_chinese_chars");
-    const bool lowers = fields.flag("lowercase");
-    const bool strips_accents = fields.flag("strip_accents", lowers);
+std::function<std::string(std::string)> bert_normalizer(const JsonObject& step) {
+    const bool cleans = step.boolean("clean_text");
+    const bool spaces_chinese = step.boolean("handle_chinese_chars");
+    const bool lowers = step.boolean("lowercase");
+    const bool strips_accents = step.boolean("strip_accents", lowers);
     return [=](std::string text) {
         text = cleans ? clean_text(text) : text;
         text = spaces_chinese ? spaced_chinese(text) : text;
@@ -78,8 +78,8 @@ std::function<std::string(std::string)> bert_normalizer(Fields& fields) {
 
 }  // namespace
 
-Pattern::Pattern(Fields& fields) {
-    Fields kind(fields.at("pattern"), fields.place("pattern"));
+Pattern::Pattern(const JsonObject& step) {
+    const JsonObject kind = step.object("pattern");
     if (const auto plain = kind.text_or_null("String")) {
         if (plain->empty()) kind.refuse("String", "a text that is not empty");
         plain_ = *plain;
@@ -104,8 +104,11 @@ std::string replaced(std::string_view text, const Pattern& pattern, std::string_
     return result;
 }
 
-Normalizer::Normalizer(const SortedJson& json, const std::string& where) {
-    for (const auto& [step, place] : steps_of(json, where, "normalizers")) add(*step, place);
+Normalizer::Normalizer(const JsonObject& tokenizer) {
+    for (const JsonObject& step : tokenizer.steps("normalizer", "normalizers")) {
+        add(step);
+        step.check_all_read();
+    }
 }
 
 std::string Normalizer::normalized(std::string text) const {
@@ -113,9 +116,8 @@ std::string Normalizer::normalized(std::string text) const {
     return text;
 }
 
-void Normalizer::add(const SortedJson& json, const std::string& where) {
-    Fields fields(json, where);
-    const std::string type = fields.text("type");
+void Normalizer::add(const JsonObject& step) {
+    const std::string type = step.text("type");
     const std::pair<std::string_view, NormalForm> forms[] = {{"NFC", NormalForm::nfc},
                                                              {"NFD", NormalForm::nfd},
                                                              {"NFKC", NormalForm::nfkc},
@@ -123,16 +125,16 @@ void Normalizer::add(const SortedJson& json, const std::string& where) {
     for (const auto& [name, form] : forms) {
         if (type == name) {
             steps_.push_back([form = form](std::string text) { return normal_form(text, form); });
-            return fields.check_all_read();
+            return;
         }
     }
     if (type == "Prepend") {
-        steps_.push_back([prefix = fields.text("prepend")](std::string text) {
+        steps_.push_back([prefix = step.text("prepend")](std::string text) {
             return text.empty() ? text : prefix + text;
         });
     } else if (type == "Replace") {
-        const Pattern pattern(fields);
-        const std::string content = fields.text("content");
+        const Pattern pattern(step);
+        const std::string content = step.text("content");
         const std::string& plain = pattern.plain();
         keeps_start_ = keeps_start_ && !content.empty() && !plain.empty() &&
                        scanned(plain, 0).length == plain.size();
@@ -141,20 +143,19 @@ void Normalizer::add(const SortedJson& json, const std::string& where) {
     } else if (type == "Lowercase") {
         steps_.push_back([](std::string text) { return lower_case(text); });
     } else if (type == "Strip") {
-        const bool left = fields.flag("strip_left");
-        const bool right = fields.flag("strip_right");
+        const bool left = step.boolean("strip_left");
+        const bool right = step.boolean("strip_right");
         steps_.push_back([=](std::string text) { return stripped(text, left, right); });
         keeps_start_ = keeps_start_ && !left;
     } else if (type == "StripAccents") {
         steps_.push_back([](std::string text) { return without(text, is_mark); });
         keeps_start_ = false;
     } else if (type == "BertNormalizer") {
-        steps_.push_back(bert_normalizer(fields));
+        steps_.push_back(bert_normalizer(step));
         keeps_start_ = false;
     } else {
-        fields.refuse("type", "a normalizer that is known here");
+        step.refuse("type", "a normalizer that is known here");
     }
-    fields.check_all_read();
 }
 
 }  // namespace dsbd

@@ -13,15 +13,15 @@ namespace dsbd {
 /// The steps of a normalizer, each from text to text.
 class Normalizer {
 public:
-    /// `json`: the entry `normalizer`, null without one.
-    Normalizer(const SortedJson& json, const std::string& where);
+    /// Read the field `normalizer` of tokenizer.json.
+    explicit Normalizer(const JsonObject& tokenizer);
 
     std::string normalized(std::string text) const;
     /// Whether the first character of a result is always from the first one of the text.
     bool keeps_start() const { return keeps_start_; }
 
 private:
-    void add(const SortedJson& json, const std::string& where);
+    void add(const JsonObject& step);
 
     std::vector<std::function<std::string(std::string)>> steps_;
     bool keeps_start_ = true;
@@ -31,7 +31,7 @@ private:
 class Pattern {
 public:
     /// Read the field `pattern`.
-    explicit Pattern(Fields& fields);
+    explicit Pattern(const JsonObject& step);
     std::vector<Range> find_all(std::string_view text) const { return find_(text); }
     const std::string& plain() const { return plain_; }  // empty for a regular expression
 

@@ -11,8 +11,8 @@ namespace dsbd {
 
 class PostProcessor {
 public:
-    /// `json`: the entry `post_processor`, null without one.
-    PostProcessor(const SortedJson& json, const std::string& where);
+    /// Read the field `post_processor` of tokenizer.json.
+    explicit PostProcessor(const JsonObject& tokenizer);
 
     /// Append the ids of a text with the tokens around them.
     void append(const std::vector<std::int64_t>& ids, std::vector<std::int64_t>& all) const;
@@ -20,8 +20,8 @@ public:
 private:
     static constexpr std::int64_t text_ = -1;
 
-    void read_template(Fields& fields);
-    void read_ends(Fields& fields);
+    void read_template(const JsonObject& step);
+    void read_ends(const JsonObject& step);
 
     std::vector<std::int64_t> parts_{text_};  // ids, and `text_` for those of the text
 };

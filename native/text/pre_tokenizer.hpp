@@ -20,15 +20,15 @@ struct Word {
 /// The steps of a pre-tokenizer, each from a word to words.
 class PreTokenizer {
 public:
-    /// `json`: the entry `pre_tokenizer`, null without one.
-    PreTokenizer(const SortedJson& json, const std::string& where);
+    /// Read the field `pre_tokenizer` of tokenizer.json.
+    explicit PreTokenizer(const JsonObject& tokenizer);
 
     std::vector<Word> words(Word text) const;
     /// Whether a space is put before the first word of a text alone.
     bool asks_for_start() const { return asks_for_start_; }
 
 private:
-    void add(const SortedJson& json, const std::string& where);
+    void add(const JsonObject& step);
 
     std::vector<std::function<std::vector<Word>(const Word&)>> steps_;
     bool asks_for_start_ = false;

@@ -63,15 +63,6 @@ std::vector<std::int64_t> end_of(const Tokenizer& tokenizer, TokenIds token_ids)
     return found;
 }
 
-std::vector<std::int64_t> joined(TokenIds first, TokenIds second, TokenIds third = {}) {
-    std::vector<std::int64_t> all(first.begin(), first.end());
-    all.insert(all.end(), second.begin(), second.end());
-    all.insert(all.end(), third.begin(), third.end());
-    return all;
-}
-
-constexpr std::size_t end_of_text = static_cast<std::size_t>(-1);
-
 }  // namespace
 
 TextWindow TextWindow::after(const Tokenizer& tokenizer, TokenIds token_ids) {
@@ -87,14 +78,11 @@ TextWindow TextWindow::after(const Tokenizer& tokenizer, TokenIds token_ids) {
     return window;
 }
 
-std::size_t TextWindow::num_dropped_spaces() const {
-    const bool has_text = !tokens_.empty() || !run_.empty();
-    return has_text ? 0 : tokenizer_->joints().num_dropped_spaces;
-}
-
-std::string TextWindow::text_of(TokenIds token_ids) const {
-    return characters(tokenizer_->decode(joined(tokens_, run_, token_ids)), num_given_,
-                      end_of_text);
+/// Return the text of the tokens and of these of the run that was not returned yet.
+std::string TextWindow::text_after_given(TokenIds run) const {
+    std::vector<std::int64_t> all = tokens_;
+    all.insert(all.end(), run.begin(), run.end());
+    return characters(tokenizer_->decode(all), num_given_, std::string::npos);
 }
 
 std::string TextWindow::extend(TokenIds token_ids) {
@@ -109,8 +97,7 @@ std::string TextWindow::end_of_rest(std::size_t num_wanted) const {
     const std::size_t most = most_bytes * num_wanted;
     std::size_t start = run_.size() > most ? run_.size() - most : 0;
     while ((static_cast<unsigned char>(*tokenizer_->byte_of(run_[start])) & 0xC0) == 0x80) ++start;
-    return characters(tokenizer_->decode(joined(tokens_, TokenIds(run_).subspan(start))),
-                      num_given_, end_of_text);
+    return text_after_given(TokenIds(run_).subspan(start));
 }
 
 void TextWindow::add(std::int64_t token_id) {
@@ -176,17 +163,6 @@ void TextWindow::give_characters_of_run() {
         num_given_ = num_characters(tokenizer_->decode(tokens_));
         run_.erase(run_.begin(), run_.begin() + static_cast<std::ptrdiff_t>(num_finished));
     }
-}
-
-std::string whole_text(const Tokenizer& tokenizer, TokenIds token_ids) {
-    const TextWindow window = TextWindow::after(tokenizer, token_ids);
-    std::size_t end = token_ids.size();
-    for (std::size_t num_unfinished = window.run_.size(); num_unfinished > 0;) {
-        --end;
-        num_unfinished -= tokenizer.adds_text(token_ids[end]);
-    }
-    const std::string text = tokenizer.decode(token_ids.first(end));
-    return characters(text, 0, num_characters(text) - window.num_held_);
 }
 
 }  // namespace dsbd

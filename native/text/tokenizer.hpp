@@ -9,7 +9,6 @@
 #include <filesystem>
 #include <memory>
 #include <optional>
-#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -52,8 +51,6 @@ public:
     std::string name_of(std::int64_t token_id) const;
     /// Return a token as the vocabulary spells it, <id> for an unknown id.
     std::string piece(std::int64_t token_id) const;
-    /// The tokens that are no text, such as the end of a sequence.
-    const std::set<std::int64_t>& special_token_ids() const { return special_token_ids_; }
 
     const TextJoints& joints() const;
     /// Return the byte that a token is in a run of bytes, no value for every other token.
@@ -74,7 +71,6 @@ private:
     std::unique_ptr<const TextIn> in_;
     std::string encoding_refusal_;
     std::vector<std::int64_t> added_first_;
-    std::set<std::int64_t> special_token_ids_;
     std::int64_t letter_ = 0;
     // by token: 0 not computed yet, 1 does not add text, 2 does
     mutable std::vector<std::atomic<std::uint8_t>> adds_text_;

@@ -141,7 +141,8 @@ bool is_punctuation(char32_t code) {
 
 bool is_accent(char32_t code) {
     return (category(code) == UTF8PROC_CATEGORY_MN && later_kind(code) == 0 &&
-            range_of(code, unknown_accents) == nullptr) ||
+            range_of(code, unknown_accents) == nullptr &&
+            range_of(code, unnormalized) == nullptr) ||
            code == 0x1734;
 }
 
