@@ -12,7 +12,6 @@
 #include <vector>
 
 #include "runtime/service.hpp"
-#include "text/json_fields.hpp"
 #include "text/unicode.hpp"
 
 namespace {
@@ -114,16 +113,9 @@ std::string_view checked(const char* name, const char* given) {
     return text;
 }
 
-/// Return a text in JSON, "{}" for none; Error: it is nested too deep, or no UTF-8.
-std::string_view checked_json(const char* name, const char* given) {
-    const std::string_view text = given ? checked(name, given) : "{}";
-    dsbd::check_depth(text, name);
-    return text;
-}
-
 dsbd::Prompt prompt_of(const dsbd_request& request) {
     if (request.prompt) return checked("prompt", request.prompt);
-    if (request.messages) return dsbd::ChatMessages{checked_json("messages", request.messages)};
+    if (request.messages) return dsbd::ChatMessages{checked("messages", request.messages)};
     return dsbd::TokenSpan(request.prompt_ids, request.num_prompt_ids);
 }
 
@@ -171,7 +163,7 @@ dsbd_status dsbd_open(const char* bundle, const char* settings, dsbd_pipeline** 
     *pipeline = nullptr;
     if (!bundle) return failed(DSBD_ERROR, "bundle is NULL; expected the folder of a bundle");
     return guarded([&] {
-        const auto given = dsbd::PipelineSettings::of(checked_json("settings", settings));
+        const auto given = dsbd::PipelineSettings::of(checked("settings", settings ? settings : "{}"));
         auto opened = std::make_unique<dsbd::Pipeline>(checked("bundle", bundle), given);
         *pipeline = open_pipelines().add(std::make_shared<dsbd::Service>(std::move(opened)));
     });
@@ -187,9 +179,9 @@ dsbd_status dsbd_generate(dsbd_pipeline* pipeline, const dsbd_request* request, 
     }
     return guarded([&] {
         const ServicePointer service = open_pipelines().find(pipeline);
-        const dsbd::GenerationResult found =
-            service->generate(prompt_of(*request), checked_json("options", request->options),
-                              on_step_of(*request));
+        const char* const options = request->options ? request->options : "{}";
+        const dsbd::GenerationResult found = service->generate(
+            prompt_of(*request), checked("options", options), on_step_of(*request));
         if (result) *result = copied(found.json());
     });
 }

@@ -10,8 +10,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "normalizer.hpp"
-#include "pre_tokenizer.hpp"
+#include "steps.hpp"
 #include "word_model.hpp"
 
 namespace dsbd {

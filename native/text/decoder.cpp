@@ -1,11 +1,9 @@
-#include "decoder.hpp"
+#include "steps.hpp"
 
 #include <algorithm>
 #include <cstdlib>
 #include <utility>
 
-#include "normalizer.hpp"
-#include "pre_tokenizer.hpp"
 #include "unicode.hpp"
 
 namespace dsbd {
@@ -160,32 +158,25 @@ Step step_of(const JsonObject& step, Kind& kind) {
     step.refuse("type", "a decoder that is known here");
 }
 
-bool is_by_token(const Kind& kind) {
-    const std::string_view known[] = {"Replace",   "Strip",      "Metaspace",
-                                      "WordPiece", "BPEDecoder", "ByteFallback"};
-    return std::find(std::begin(known), std::end(known), kind.type) != std::end(known);
-}
-
 void complete(TextJoints& joints, const std::vector<Kind>& kinds) {
-    const auto begin = kinds.begin();
-    const auto end = kinds.end();
-    const auto is_bytes = [](const Kind& kind) { return kind.type == "ByteLevel"; };
-    const auto is_fallback = [](const Kind& kind) { return kind.type == "ByteFallback"; };
-    const bool joins_bytes = std::any_of(begin, end, is_bytes);
-    const auto fallback = std::find_if(begin, end, is_fallback);
-    const bool has_byte_runs = fallback != end;
-    const auto joint = std::find_if(begin, end, [&](const Kind& kind) {
-        return kind.type == "Fuse" || is_bytes(kind);
+    const auto has_type = [](std::string_view type) {
+        return [type](const Kind& kind) { return kind.type == type; };
+    };
+    const auto begin = kinds.begin(), end = kinds.end();
+    const auto fallback = std::find_if(begin, end, has_type("ByteFallback"));
+    const auto joint = std::find_if(begin, end, [](const Kind& kind) {  // all before are by token
+        return kind.type == "Fuse" || kind.type == "ByteLevel";
     });
+    joints.joins_bytes = std::any_of(begin, end, has_type("ByteLevel"));
+    joints.has_byte_runs = fallback != end;
     joints.is_local =
-        std::all_of(begin, joint, is_by_token) &&
-        (!has_byte_runs ||
-         std::all_of(begin, fallback, [](const Kind& kind) { return kind.keeps_bytes; })) &&
-        std::count_if(begin, end, is_fallback) <= 1 && !(joins_bytes && has_byte_runs) &&
-        (joint == end || std::all_of(joint + 1, end,
-                                     [](const Kind& kind) { return kind.is_by_character; }));
-    joints.joins_bytes = joints.is_local && joins_bytes;
-    joints.has_byte_runs = joints.is_local && has_byte_runs;
+        !(joints.joins_bytes && joints.has_byte_runs) &&
+        std::count_if(begin, end, has_type("ByteFallback")) <= 1 &&
+        (fallback == end || std::all_of(begin, fallback, [](auto& kind) { return kind.keeps_bytes; })) &&
+        (joint == end ||
+         std::all_of(joint + 1, end, [](auto& kind) { return kind.is_by_character; }));
+    joints.joins_bytes = joints.is_local && joints.joins_bytes;
+    joints.has_byte_runs = joints.is_local && joints.has_byte_runs;
 }
 
 }  // namespace

@@ -10,7 +10,7 @@ namespace dsbd {
 
 namespace {
 
-constexpr int MOST_DEPTH = 200;
+constexpr int MOST_DEPTH = 200;  // readers recurse
 
 void add_steps(JsonObject component, std::string_view list, std::vector<JsonObject>& steps) {
     if (component.text("type") != "Sequence") return steps.push_back(std::move(component));
@@ -20,33 +20,18 @@ void add_steps(JsonObject component, std::string_view list, std::vector<JsonObje
 
 }  // namespace
 
-void check_depth(std::string_view text, const std::string& where) {
-    int depth = 0;
-    bool is_text = false;
-    for (std::size_t i = 0; i < text.size(); ++i) {
-        const char c = text[i];
-        if (is_text) {
-            i += c == '\\';
-            is_text = c != '"';
-        } else if (c == '"') {
-            is_text = true;
-        } else if (c == '[' || c == '{') {
-            if (++depth > MOST_DEPTH) {
-                throw Error(where + " is nested deeper than " + std::to_string(MOST_DEPTH) +
-                            " levels; make it flatter");
-            }
-        } else if (c == ']' || c == '}') {
-            --depth;
-        }
-    }
-}
-
 Json json_from_text(std::string_view text, const std::string& where, const JsonFilter& filter) {
-    check_depth(text, where);
+    const auto checked = [&](int depth, Json::parse_event_t event, Json& value) {
+        if (depth > MOST_DEPTH) {
+            throw Error(where + " is nested deeper than " + std::to_string(MOST_DEPTH) +
+                        " levels; make it flatter");
+        }
+        return !filter || filter(depth, event, value);
+    };
     try {
-        return Json::parse(text, filter);
+        return Json::parse(text, checked);
     } catch (const Json::exception& error) {
-        throw Error(where + " is not JSON (" + text_of_bytes(error.what()) + "); export again");
+        throw Error(where + " is invalid JSON (" + text_of_bytes(error.what()) + "); correct it");
     }
 }
 
@@ -96,7 +81,9 @@ void JsonObject::refuse(std::string_view name, std::string_view expected) const 
 const Json& JsonObject::value(std::string_view name) const {
     read_.emplace(name);
     const auto found = json_->find(std::string(name));
-    if (found == json_->end()) throw Error(where_ + " lacks " + std::string(name) + "; " + remedy_);
+    if (found == json_->end()) {
+        throw Error(place(name) + " is absent, expected a value; " + remedy_);
+    }
     return *found;
 }
 
@@ -144,6 +131,11 @@ std::size_t JsonObject::number(std::string_view name, std::uint64_t most,
         refuse(name, "a whole number from " + std::to_string(least) + " to " + std::to_string(most));
     }
     return value(name).get<std::size_t>();
+}
+
+std::optional<std::size_t> JsonObject::number_or_null(std::string_view name, std::uint64_t most,
+                                                      std::uint64_t least) const {
+    return has(name) ? std::optional(number(name, most, least)) : std::nullopt;
 }
 
 std::vector<std::int64_t> JsonObject::numbers(std::string_view name, std::uint64_t most) const {

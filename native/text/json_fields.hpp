@@ -23,9 +23,7 @@ using JsonFilter = Json::parser_callback_t;
 
 inline constexpr std::uint64_t MOST_COUNT = (std::uint64_t{1} << 31) - 1;
 
-/// Raise Error for JSON that is nested too deep for readers, as they recurse.
-void check_depth(std::string_view text, const std::string& where);
-/// Return parsed JSON; `where` names it in errors.
+/// Return parsed JSON; `where` names it in errors. Deep nesting is refused.
 Json json_from_text(std::string_view text, const std::string& where,
                     const JsonFilter& filter = nullptr);
 Json json_from_file(const std::filesystem::path& file, const JsonFilter& filter = nullptr);
@@ -69,6 +67,9 @@ public:
     std::size_t count(std::string_view name, std::uint64_t most = MOST_COUNT) const {
         return number(name, most, 1);
     }
+    std::optional<std::size_t> number_or_null(std::string_view name,
+                                              std::uint64_t most = MOST_COUNT,
+                                              std::uint64_t least = 0) const;
     std::vector<std::int64_t> numbers(std::string_view name, std::uint64_t most = MOST_COUNT) const;
     std::string one_of(std::string_view name, std::initializer_list<std::string_view> known) const;
     /// Return the steps of a field, none if it is null: a `Sequence` has them in the field `list`.

@@ -5,7 +5,6 @@
 //   {"encode": text, "special": true}    ids
 //   {"decode": ids, "special": false}    text; special: whether special tokens are spelled out
 //   {"stream": ids, "after": 0}          pieces, the rest last; after: so many ids are the prompt
-//   {"bytes": id}                        the token's bytes, each a number, and its name
 //   {"chat": messages, "variables": {"add_generation_prompt": true, "tools": [...]}}   text
 #include <iostream>
 #include <string>
@@ -35,7 +34,7 @@ Json streamed(const dsbd::Tokenizer& tokenizer, const JsonObject& request) {
     auto window = dsbd::TextWindow::after(tokenizer, ids.first(after));
     Json pieces = Json::array();
     for (std::size_t i = after; i < ids.size(); ++i) {
-        pieces.push_back(window.extend(ids.subspan(i, 1)));
+        pieces.push_back(window.push(ids.subspan(i, 1)));
     }
     pieces.push_back(window.rest());
     return pieces;
@@ -57,13 +56,7 @@ Json answer(const dsbd::Tokenizer& tokenizer, const std::string& folder, const s
         return tokenizer.decode(ids_in(request, "decode"), !request.boolean("special", false));
     }
     if (request.has("stream")) return streamed(tokenizer, request);
-    if (request.has("chat")) return rendered(folder, request);
-    const auto id = static_cast<std::int64_t>(request.number("bytes"));
-    Json bytes = Json::array();
-    for (const char byte : tokenizer.bytes_of(id)) {
-        bytes.push_back(static_cast<unsigned char>(byte));
-    }
-    return {{"bytes", bytes}, {"name", tokenizer.name_of(id)}};
+    return rendered(folder, request);
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-#include "normalizer.hpp"
+#include "steps.hpp"
 
 #include <utility>
 
@@ -15,38 +15,31 @@ bool is_chinese(char32_t code) {
            (code >= 0xF900 && code <= 0xFAFF) || (code >= 0x2F800 && code <= 0x2FA1F);
 }
 
-/// Return a text without the characters for which `is_dropped`.
+/// Return a text with `map(code, character)` instead of each character.
+template <class Map>
+std::string mapped(std::string_view text, const Map& map) {
+    std::string found;
+    for_each_character(text, [&](char32_t code, std::string_view character) {
+        found += map(code, character);
+    });
+    return found;
+}
+
 template <class IsDropped>
 std::string without(std::string_view text, const IsDropped& is_dropped) {
-    std::string kept;
-    for_each_character(text, [&](char32_t code, std::string_view character) {
-        if (!is_dropped(code)) kept += character;
+    return mapped(text, [&](char32_t code, std::string_view character) {
+        return is_dropped(code) ? "" : character;
     });
-    return kept;
 }
 
-std::string clean_text(std::string_view text) {
-    std::string cleaned;
-    for_each_character(text, [&](char32_t code, std::string_view character) {
-        if (code == '\t' || code == '\n' || code == '\r') {
-            cleaned += ' ';
-        } else if (code != 0xFFFD && !is_control(code)) {
-            cleaned += is_space(code) ? " " : character;
-        }
-    });
-    return cleaned;
+std::string_view clean(char32_t code, std::string_view character) {
+    if (code == '\t' || code == '\n' || code == '\r') return " ";
+    if (code == 0xFFFD || is_control(code)) return "";
+    return is_space(code) ? " " : character;
 }
 
-std::string spaced_chinese(std::string_view text) {
-    std::string spaced;
-    for_each_character(text, [&](char32_t code, std::string_view character) {
-        if (is_chinese(code)) {
-            spaced.append(" ").append(character).append(" ");
-        } else {
-            spaced += character;
-        }
-    });
-    return spaced;
+std::string spaced_if_chinese(char32_t code, std::string_view character) {
+    return is_chinese(code) ? " " + std::string(character) + " " : std::string(character);
 }
 
 std::string stripped(std::string_view text, bool left, bool right) {
@@ -69,8 +62,8 @@ std::function<std::string(std::string)> bert_normalizer(const JsonObject& step) 
     const bool lowers = step.boolean("lowercase");
     const bool strips_accents = step.boolean("strip_accents", lowers);
     return [=](std::string text) {
-        text = cleans ? clean_text(text) : text;
-        text = spaces_chinese ? spaced_chinese(text) : text;
+        text = cleans ? mapped(text, clean) : text;
+        text = spaces_chinese ? mapped(text, spaced_if_chinese) : text;
         if (strips_accents) text = without(normal_form(text, NormalForm::nfd), is_accent);
         return lowers ? lower_case(text) : text;
     };

@@ -1,4 +1,4 @@
-#include "post_processor.hpp"
+#include "steps.hpp"
 
 namespace dsbd {
 

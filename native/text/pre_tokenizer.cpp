@@ -1,11 +1,8 @@
-#include "pre_tokenizer.hpp"
+#include "steps.hpp"
 
 #include <algorithm>
 #include <utility>
 
-#include "../core/error.hpp"
-#include "normalizer.hpp"
-#include "regex.hpp"
 #include "unicode.hpp"
 
 namespace dsbd {

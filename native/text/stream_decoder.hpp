@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -15,26 +16,32 @@
 
 namespace dsbd {
 
+/// Text of a growing token sequence after a prompt. Copies go on from the same place.
+class TextRun {
+public:
+    virtual ~TextRun() = default;
+    virtual std::unique_ptr<TextRun> copied() const = 0;
+    /// Take the next tokens; return the text that is certain now and was not returned yet.
+    virtual std::string push(TokenIds token_ids) = 0;
+    /// Return the text that is not certain yet, an unfinished character as U+FFFD; or with
+    /// `num_characters` its end, at least so many if it is that long and its end is certain.
+    virtual std::string rest(std::size_t num_characters = 0) const = 0;
+};
+
 /// The end of a token sequence: all of it that further text depends on. Paths with a common
 /// beginning can share it; without tokens it is the start of a text.
-class TextWindow {
+class TextWindow final : public TextRun {
 public:
     explicit TextWindow(const Tokenizer& tokenizer) : tokenizer_(&tokenizer) {}
     /// Return the window after a prompt, whose text counts as returned, except for an incomplete
     /// character at its end.
     static TextWindow after(const Tokenizer& tokenizer, TokenIds token_ids);
 
-    /// Take the next tokens; return the text that is certain now and was not returned yet.
-    std::string extend(TokenIds token_ids);
-    /// Return the text that is not certain yet, an unfinished character as U+FFFD.
-    std::string rest() const {
-        return run_.empty() && num_held_ == 0 ? "" : text_after_given(run_);
-    }
-    /// Return the end of the uncertain text, at least so many characters if it is that long.
-    ///
-    /// The work does not grow with the run. An incomplete character, and a whole run that ends in
-    /// one, are left out.
-    std::string end_of_rest(std::size_t num_wanted) const;
+    std::unique_ptr<TextRun> copied() const override { return std::make_unique<TextWindow>(*this); }
+    std::string push(TokenIds token_ids) override;
+    /// With `num_characters` the work does not grow with the run; an incomplete character, and a
+    /// whole run that ends in one, are left out.
+    std::string rest(std::size_t num_characters = 0) const override;
 
 private:
     void add(std::int64_t token_id);

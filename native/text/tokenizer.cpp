@@ -6,7 +6,6 @@
 
 #include "../core/error.hpp"
 #include "added_tokens.hpp"
-#include "post_processor.hpp"
 #include "unicode.hpp"
 
 namespace dsbd {
@@ -37,10 +36,6 @@ std::pair<std::unique_ptr<const Normalizer>, std::string> normalizer_of(const Js
     } catch (const Error& error) {
         return {nullptr, error.what()};
     }
-}
-
-std::string without_begin(std::string_view text, std::string_view begin) {
-    return std::string(text.substr(0, begin.size()) == begin ? text.substr(begin.size()) : text);
 }
 
 }  // namespace
@@ -151,40 +146,15 @@ std::string Tokenizer::decode(TokenIds token_ids, bool skip_special_tokens) cons
 
 const TextJoints& Tokenizer::joints() const { return out_->decoder.joints(); }
 
-std::string Tokenizer::bytes_of(std::int64_t token_id) const {
-    const AddedToken* added = out_->added.find(token_id);
-    const std::string* token = added == nullptr ? out_->vocabulary.token_of(token_id) : &added->content;
-    if (token == nullptr) return "";
-    if (const auto byte = byte_of(token_id)) return std::string(1, *byte);
-    if (joints().joins_bytes) if (auto bytes = bytes_from_symbols(*token)) return *bytes;
-    const std::int64_t ids[] = {letter_, token_id, letter_};
-    const std::string before = decode({ids, 1}, false);
-    const std::int64_t letters[] = {letter_, letter_};
-    const std::string after = without_begin(decode(letters, false), before);
-    std::string text = without_begin(decode(ids, false), before);
-    if (text.size() >= after.size() &&
-        text.compare(text.size() - after.size(), std::string::npos, after) == 0) {
-        text.resize(text.size() - after.size());
-    }
-    return text;
-}
-
 std::string Tokenizer::piece(std::int64_t token_id) const {
     const AddedToken* added = out_->added.find(token_id);
     const std::string* token = added == nullptr ? out_->vocabulary.token_of(token_id) : &added->content;
-    return token == nullptr ? "<" + std::to_string(token_id) + ">" : *token;
+    return token == nullptr ? "" : *token;
 }
 
-std::string Tokenizer::name_of(std::int64_t token_id) const {
-    const std::string bytes = bytes_of(token_id);
-    if (is_valid(bytes)) return bytes.empty() ? piece(token_id) : bytes;
-    std::string name;
-    for (const char byte : bytes) {
-        constexpr std::string_view digits = "0123456789abcdef";
-        const auto value = static_cast<unsigned char>(byte);
-        name.append("\\x").append({digits[value >> 4], digits[value & 15]});
-    }
-    return name;
+std::string Tokenizer::bytes_of(std::int64_t token_id) const {
+    const std::string token = piece(token_id);
+    return bytes_from_symbols(token).value_or(token);
 }
 
 std::optional<char> Tokenizer::byte_of(std::int64_t token_id) const {
