@@ -107,10 +107,9 @@ private:
                     num_unknown = 0;
                 }
                 add(*id, character.size());
-            } else if (const auto bytes = bytes_of(character); !bytes.empty()) {
-                for (const std::int64_t byte : bytes) {  // before unknown ones, as in the library
-                    add(byte, 1);
-                }
+            } else if (const auto bytes = vocabulary_.bytes_of(character);
+                       falls_back_to_bytes_ && !bytes.empty()) {
+                for (const std::int64_t byte : bytes) add(byte, 1);  // before unknown ones
             } else if (unknown_) {
                 if (num_unknown > 0 && !fuses_unknown_) {
                     add(*unknown_, num_unknown);
@@ -121,19 +120,6 @@ private:
         });
         if (num_unknown > 0) add(*unknown_, num_unknown);
         return symbols;
-    }
-
-    /// Return the byte tokens of a character, none unless there are all.
-    std::vector<std::int64_t> bytes_of(std::string_view character) const {
-        std::vector<std::int64_t> ids;
-        for (const char byte : falls_back_to_bytes_ ? character : "") {
-            const auto id = vocabulary_.id_of_byte(byte);
-            if (!id) {
-                return {};
-            }
-            ids.push_back(*id);
-        }
-        return ids;
     }
 
     void merge(std::vector<Symbol>& symbols) const {

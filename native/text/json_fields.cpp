@@ -12,6 +12,10 @@ namespace {
 
 constexpr int MOST_DEPTH = 200;  // readers recurse
 
+std::string whole_number(std::uint64_t least, std::uint64_t most) {
+    return "a whole number from " + std::to_string(least) + " to " + std::to_string(most);
+}
+
 void add_steps(JsonObject component, std::string_view list, std::vector<JsonObject>& steps) {
     if (component.text("type") != "Sequence") return steps.push_back(std::move(component));
     for (JsonObject& part : component.objects(list)) add_steps(std::move(part), list, steps);
@@ -128,7 +132,7 @@ bool JsonObject::boolean(std::string_view name, std::optional<bool> otherwise) c
 std::size_t JsonObject::number(std::string_view name, std::uint64_t most,
                                std::uint64_t least) const {
     if (!is_whole(value(name), least, most)) {
-        refuse(name, "a whole number from " + std::to_string(least) + " to " + std::to_string(most));
+        refuse(name, whole_number(least, most));
     }
     return value(name).get<std::size_t>();
 }
@@ -142,7 +146,7 @@ std::vector<std::int64_t> JsonObject::numbers(std::string_view name, std::uint64
     std::vector<std::int64_t> found;
     for (const Json& each : list(name)) {
         if (!is_whole(each, 0, most)) {
-            refuse(name, "whole numbers from 0 to " + std::to_string(most));
+            throw mismatch_error(whole_number(0, most), each, place(name), remedy_);
         }
         found.push_back(each.get<std::int64_t>());
     }

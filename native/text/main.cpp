@@ -41,9 +41,9 @@ Json streamed(const dsbd::Tokenizer& tokenizer, const JsonObject& request) {
 }
 
 Json rendered(const std::string& folder, const JsonObject& request) {
+    const Json& messages = request.value("chat");
     static const dsbd::ChatTemplate chat_template(folder);
-    return chat_template.render(request.value("chat"),
-                                request.json().value("variables", Json::object()));
+    return chat_template.render(messages, request.json().value("variables", Json::object()));
 }
 
 Json answer(const dsbd::Tokenizer& tokenizer, const std::string& folder, const std::string& line) {

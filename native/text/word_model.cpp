@@ -39,10 +39,16 @@ const std::string* Vocabulary::token_of(std::int64_t id) const {
     return found == token_by_id_.end() ? nullptr : &found->second;
 }
 
-std::optional<std::int64_t> Vocabulary::id_of_byte(char byte) const {
-    char token[8];
-    std::snprintf(token, sizeof token, "<0x%02X>", static_cast<unsigned char>(byte));
-    return id_of(token);
+std::vector<std::int64_t> Vocabulary::bytes_of(std::string_view text) const {
+    std::vector<std::int64_t> ids;
+    for (const char byte : text) {
+        char token[8];
+        std::snprintf(token, sizeof token, "<0x%02X>", static_cast<unsigned char>(byte));
+        const auto id = id_of(token);
+        if (!id) return {};
+        ids.push_back(*id);
+    }
+    return ids;
 }
 
 namespace {
@@ -178,12 +184,8 @@ private:
             return;
         }
         std::vector<std::int64_t> bytes;
-        for (const char byte : falls_back_to_bytes_ ? piece : "") {
-            if (const auto id = vocabulary_.id_of_byte(byte)) bytes.push_back(*id);
-        }
-        if (bytes.size() != piece.size()) {
-            bytes = {unknown_or_refused(piece)};
-        }
+        if (falls_back_to_bytes_) bytes = vocabulary_.bytes_of(piece);
+        if (bytes.empty()) bytes = {unknown_or_refused(piece)};
         ids.insert(ids.end(), bytes.begin(), bytes.end());
     }
 

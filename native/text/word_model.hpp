@@ -26,8 +26,8 @@ public:
     /// Return a token, nullptr for an unknown id.
     const std::string* token_of(std::int64_t id) const;
     std::size_t size() const { return token_by_id_.size(); }
-    /// Return the id of the token of a byte, such as <0x0A>.
-    std::optional<std::int64_t> id_of_byte(char byte) const;
+    /// Return the tokens of a text's bytes, such as <0x0A>; none unless there are all.
+    std::vector<std::int64_t> bytes_of(std::string_view text) const;
 
 private:
     struct Hash {

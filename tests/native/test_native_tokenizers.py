@@ -221,7 +221,7 @@ def test_regular_expressions_that_may_differ_are_refused(command, tmp_path):
 
 def test_wrong_requests_are_answered(command, tmp_path):
     folder = written("gpt_2", tmp_path)
-    requests = [{"encode": 5}, {"decode": "a"}, {"stream": [], "after": -1}, {}, {"decode": [-1, 2**40]}]
+    requests = [{"encode": 5}, {"decode": "a"}, {"stream": 1}, {}, {"decode": [-1, 2**40]}]
     *refused, text = ask(command, folder, requests)
     assert all("expected" in said["error"] for said in refused) and text == ""
     lines = '{"encode": "\\ud800"}\n[\n{"encode": "\xff"}\n' + "[" * 9**6 + "\n"
