@@ -12,44 +12,18 @@
 #include <vector>
 
 #include "runtime/service.hpp"
+#include "text/unicode.hpp"
 
 namespace {
 
 using ServicePointer = std::shared_ptr<dsbd::Service>;
 
-constexpr int MOST_DEPTH = 200;  // of JSON, which is read and shown recursively
-
 thread_local std::string last_error;
-
-/// Bytes of the character that a text begins with, 0 if it is no UTF-8.
-std::size_t character_bytes(std::string_view text) {
-    const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
-    const std::size_t size = byte(0) < 0x80                     ? 1
-                             : byte(0) >= 0xc2 && byte(0) < 0xe0 ? 2
-                             : byte(0) >= 0xe0 && byte(0) < 0xf0 ? 3
-                             : byte(0) >= 0xf0 && byte(0) < 0xf5 ? 4
-                                                                 : 0;
-    if (size > text.size()) return 0;
-    std::uint32_t code = size == 1 ? byte(0) : byte(0) & (0x7fu >> size);
-    for (std::size_t i = 1; i < size; ++i) {
-        if ((byte(i) & 0xc0) != 0x80) return 0;
-        code = code << 6 | (byte(i) & 0x3fu);
-    }
-    constexpr std::uint32_t least[] = {0, 0, 0x80, 0x800, 0x10000};
-    const bool is_surrogate = code >= 0xd800 && code < 0xe000;
-    return code < least[size] || is_surrogate || code > 0x10ffff ? 0 : size;
-}
 
 /// Keep a message as one line of UTF-8.
 dsbd_status failed(dsbd_status status, std::string_view message) {
-    std::string line;
-    for (std::size_t at = 0; at < message.size();) {
-        const std::size_t size = character_bytes(message.substr(at));
-        const bool ends_line = message[at] == '\n' || message[at] == '\r';
-        line += size == 0 ? "?" : ends_line ? " " : message.substr(at, size);
-        at += size ? size : 1;
-    }
-    last_error = std::move(line);
+    last_error = dsbd::text_of_bytes(message);
+    for (char& c : last_error) c = c == '\n' || c == '\r' ? ' ' : c;
     return status;
 }
 
@@ -127,42 +101,21 @@ char* copied(const std::string& text) {
 std::string_view checked(const char* name, const char* given) {
     const std::string_view text(given);
     for (std::size_t at = 0; at < text.size();) {
-        const std::size_t size = character_bytes(text.substr(at));
-        if (!size) {
+        const dsbd::Scan scan = dsbd::scanned(text, at);
+        if (!scan.is_character) {
             char byte[5];
             std::snprintf(byte, sizeof byte, "0x%02x", static_cast<unsigned char>(text[at]));
             throw dsbd::Error(std::string(name) + " is invalid UTF-8: byte " + byte + " at " +
                               std::to_string(at));
         }
-        at += size;
-    }
-    return text;
-}
-
-/// Return a text in JSON, "{}" for none; Error: it is nested too deep, or no UTF-8.
-std::string_view checked_json(const char* name, const char* given) {
-    const std::string_view text = given ? checked(name, given) : "{}";
-    int depth = 0;
-    bool is_text = false;
-    for (std::size_t i = 0; i < text.size(); ++i) {
-        if (is_text && text[i] == '\\') {
-            ++i;
-        } else if (text[i] == '"') {
-            is_text = !is_text;
-        } else if (!is_text) {
-            depth += (text[i] == '[' || text[i] == '{') - (text[i] == ']' || text[i] == '}');
-            if (depth > MOST_DEPTH) {
-                throw dsbd::Error(std::string(name) + " is nested deeper than " +
-                                  std::to_string(MOST_DEPTH) + " levels; make it flatter");
-            }
-        }
+        at += scan.length;
     }
     return text;
 }
 
 dsbd::Prompt prompt_of(const dsbd_request& request) {
     if (request.prompt) return checked("prompt", request.prompt);
-    if (request.messages) return dsbd::ChatMessages{checked_json("messages", request.messages)};
+    if (request.messages) return dsbd::ChatMessages{checked("messages", request.messages)};
     return dsbd::TokenSpan(request.prompt_ids, request.num_prompt_ids);
 }
 
@@ -210,7 +163,7 @@ dsbd_status dsbd_open(const char* bundle, const char* settings, dsbd_pipeline** 
     *pipeline = nullptr;
     if (!bundle) return failed(DSBD_ERROR, "bundle is NULL; expected the folder of a bundle");
     return guarded([&] {
-        const auto given = dsbd::PipelineSettings::of(checked_json("settings", settings));
+        const auto given = dsbd::PipelineSettings::of(checked("settings", settings ? settings : "{}"));
         auto opened = std::make_unique<dsbd::Pipeline>(checked("bundle", bundle), given);
         *pipeline = open_pipelines().add(std::make_shared<dsbd::Service>(std::move(opened)));
     });
@@ -226,9 +179,9 @@ dsbd_status dsbd_generate(dsbd_pipeline* pipeline, const dsbd_request* request, 
     }
     return guarded([&] {
         const ServicePointer service = open_pipelines().find(pipeline);
-        const dsbd::GenerationResult found =
-            service->generate(prompt_of(*request), checked_json("options", request->options),
-                              on_step_of(*request));
+        const char* const options = request->options ? request->options : "{}";
+        const dsbd::GenerationResult found = service->generate(
+            prompt_of(*request), checked("options", options), on_step_of(*request));
         if (result) *result = copied(found.json());
     });
 }

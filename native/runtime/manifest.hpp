@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "engine.hpp"
-#include "runtime/json_file.hpp"
+#include "text/json_fields.hpp"
 
 namespace dsbd {
 

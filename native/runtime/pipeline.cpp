@@ -1,7 +1,6 @@
 #include "runtime/pipeline.hpp"
 
 #include <algorithm>
-#include <iterator>
 #include <sstream>
 #include <system_error>
 
@@ -15,46 +14,12 @@ namespace {
 constexpr std::uintmax_t SMALL_DRAFT_BYTES = std::uintmax_t{32} << 20;
 constexpr std::size_t MOST_TRIES = 8, MOST_ESTIMATORS = 64;
 
-Json parsed(std::string_view json, const char* name) {
-    try {
-        return Json::parse(json);
-    } catch (const Json::exception& error) {
-        throw Error(std::string(name) + " is invalid JSON (" + error.what() + "): " +
-                    std::string(json.substr(0, 40)));
-    }
-}
-
-template <class Number>
-void read_number(const Json& given, const char* name, std::uint64_t least, std::uint64_t most,
-                 Number& setting) {
-    const auto found = given.find(name);
-    if (found == given.end() || found->is_null()) return;
-    if (!found->is_number_unsigned() || *found < least || *found > most) {
-        throw Error(std::string(name) + " is " + in_short(*found) +
-                    "; expected a whole number from " + std::to_string(least) + " to " +
-                    std::to_string(most));
-    }
-    if constexpr (requires { *setting; }) {
-        setting = found->get<typename Number::value_type>();
-    } else {
-        setting = found->get<Number>();
-    }
-}
-
-void read_flag(const Json& given, const char* name, bool& setting) {
-    const auto found = given.find(name);
-    if (found == given.end()) return;
-    if (!found->is_boolean()) {
-        throw Error(std::string(name) + " is " + in_short(*found) +
-                    "; expected true or false");
-    }
-    setting = found->get<bool>();
-}
-
 /// Refuse what only the library with Python does.
-void check_native(const std::string& name, const Json& value) {
+void check_native(const JsonObject& settings, const std::string& name) {
     const bool is_provider = name == "provider" || name == "draft_provider";
-    if (value.is_null() || value == false || (is_provider && value == "cpu")) return;
+    if (!settings.has(name)) return;
+    const Json& value = settings.value(name);
+    if (value == false || (is_provider && value == "cpu")) return;
     const std::string use = is_provider ? "use \"cpu\", or " : "leave it out, or use ";
     throw Error("settings has " + name + " " + in_short(value) + ", which the native library "
                 "does not do; " + use + "libdsbd with Python (docs/embedding.md)");
@@ -112,33 +77,26 @@ BundleFacts facts_of(const Bundle& bundle, const PipelineSettings& settings) {
 }  // namespace
 
 PipelineSettings PipelineSettings::of(std::string_view json) {
-    const Json given = parsed(json, "settings");
-    if (!given.is_object()) {
-        throw Error("settings is " + in_short(given) + "; expected a JSON object");
+    const Json content = json_from_text(json, "settings");
+    const JsonObject given(content, "settings", "dsbd_native.h has the settings of dsbd_open");
+    for (const char* name :
+         {"provider", "draft_provider", "cuda_graphs", "verify", "engine_cache"}) {
+        check_native(given, name);
     }
-    constexpr const char* names[] = {
-        "provider", "draft_provider", "cuda_graphs", "verify", "engine_cache", "num_threads",
-        "spin_us", "prefix_cache", "generation_config", "chat_defaults", "ngram_pool",
-        "max_requests", "max_queued", "kv_bytes"};
-    for (const auto& [name, value] : given.items()) {
-        const auto place = std::find(std::begin(names), std::end(names), name) - std::begin(names);
-        if (place < 5) check_native(name, value);
-        if (place < std::ssize(names)) continue;
-        std::string known;
-        for (const char* each : names) known += (known.empty() ? "" : ", ") + std::string(each);
-        throw Error("settings has " + in_short(name) + "; expected one of " + known);
-    }
-    constexpr std::uint64_t most = MOST_COUNT;
     PipelineSettings found;
-    read_number(given, "num_threads", 1, 1024, found.engines.num_threads);
-    read_number(given, "spin_us", 0, 10'000, found.engines.spin_us);
-    read_flag(given, "prefix_cache", found.prefix_cache);
-    read_flag(given, "generation_config", found.generation_config);
-    read_flag(given, "chat_defaults", found.chat_defaults);
-    read_number(given, "ngram_pool", 0, most, found.ngram_pool);
-    read_number(given, "max_requests", 1, most, found.max_requests);
-    read_number(given, "max_queued", 0, most, found.max_queued);
-    read_number(given, "kv_bytes", 1, std::uint64_t{1} << 53, found.kv_bytes);
+    const auto num_threads = given.number_or_null("num_threads", 1024, 1);
+    if (num_threads) found.engines.num_threads = static_cast<int>(*num_threads);
+    const auto spin_us = given.number_or_null("spin_us", 10'000);
+    if (spin_us) found.engines.spin_us = static_cast<int>(*spin_us);
+    found.prefix_cache = given.boolean("prefix_cache", found.prefix_cache);
+    found.generation_config = given.boolean("generation_config", found.generation_config);
+    found.chat_defaults = given.boolean("chat_defaults", found.chat_defaults);
+    found.ngram_pool = given.number_or_null("ngram_pool").value_or(found.ngram_pool);
+    found.max_requests =
+        given.number_or_null("max_requests", MOST_COUNT, 1).value_or(found.max_requests);
+    found.max_queued = given.number_or_null("max_queued").value_or(found.max_queued);
+    found.kv_bytes = given.number_or_null("kv_bytes", std::uint64_t{1} << 53, 1);
+    given.check_all_read();
     return found;
 }
 
@@ -222,7 +180,7 @@ Ints Pipeline::prompt_ids(const Text& text, const Prompt& prompt) const {
             throw Error("the model of " + bundle_.path.string() + " is an encoder-decoder, which "
                         "has no chats; give the text itself as the prompt: it is the source");
         }
-        const Json given = parsed(messages->json, "messages");
+        const Json given = json_from_text(messages->json, "messages");
         if (!given.is_array()) {
             throw Error("messages is " + std::string(messages->json.substr(0, 40)) + "; expected a JSON array such as "
                         "[{\"role\": \"user\", \"content\": \"Hello\"}]");

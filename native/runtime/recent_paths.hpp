@@ -15,28 +15,16 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <set>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "runtime/part.hpp"
+#include "runtime/row_buffers.hpp"
 
 namespace dsbd {
-
-/// Where the recent rows and the states of the checkpoints lie.
-class RecentMemory {
-public:
-    virtual ~RecentMemory() = default;
-    /// Give the recent rows room; keep the first ones. With `num_used` 0 start again.
-    virtual void reserve(std::size_t num_rows, std::size_t num_used) = 0;
-    /// Free the room of recent rows that a call after so many of them does not need.
-    virtual void shrink(std::size_t num_used) = 0;
-    virtual void move_rows(std::span<const std::int64_t> rows, std::size_t first_row) = 0;
-    /// Have exactly so many; keep those that there are. The first one's state is zero.
-    virtual void reserve_checkpoints(std::size_t number) = 0;
-    /// Let the state of `target` be that of `source` after these recent rows.
-    virtual void fold(const Ints& rows, std::size_t source, std::size_t target) = 0;
-};
 
 /// The S rows of one engine call, as yet without a place, and its inputs (recent_rows).
 struct NewRows {
@@ -50,6 +38,47 @@ struct NewRows {
     std::size_t num_checkpoints = 0;   // B
     Ints checkpoint_rows;              // (B, L)
     Ints row_places;                   // (S,)
+};
+
+/// Recent rows of one engine, and the states of checkpoints, (B, H, Dk, Dv); the first is 0.
+class RecentMemory {
+public:
+    RecentMemory(const Ort::Env& env, const std::filesystem::path& folder, const ModelEntry& entry,
+                 const EngineSettings& settings);
+
+    std::vector<const BoundTensor*> tensors() const;
+    void bind(const NewRows& call, Ort::IoBinding& binding);
+    std::size_t capacity() const { return rows_.capacity(); }
+    std::size_t num_bytes() const;
+    bool has_states() const { return !states_.empty(); }
+
+    /// Give the recent rows room; keep the first ones. With `num_used` 0 start again.
+    void reserve(std::size_t num_rows, std::size_t num_used);
+    /// Free the room of recent rows that a call after so many of them does not need.
+    void shrink(std::size_t num_used);
+    void move_rows(std::span<const std::int64_t> rows, std::size_t first_row) {
+        rows_.move_rows(rows, first_row);
+    }
+    /// Have exactly so many checkpoints; keep those that there are. The first one's state is zero.
+    void reserve_checkpoints(std::size_t number);
+    /// Let the state of `target` be that of `source` after these recent rows.
+    void fold(const Ints& rows, std::size_t source, std::size_t target);
+
+private:
+    /// A state of each checkpoint, one after the other.
+    struct State {
+        BoundTensor tensor;
+        std::size_t size;  // numbers of one
+        std::vector<float> values;
+    };
+    void add_state(const std::string& name, std::vector<std::size_t> shape);
+
+    std::filesystem::path fold_file_;
+    std::optional<Ort::Session> fold_;  // of an engine with recurrences
+    std::size_t row_bytes_;
+    RowBuffers rows_;
+    std::vector<State> states_;
+    std::size_t num_checkpoints_ = 1;
 };
 
 /// Of every row of the cache, whether it is recent, and what continues from it.

@@ -42,8 +42,8 @@ std::size_t path_bytes(const ModelEntry& entry) {
     return bytes;
 }
 
-HostRecentMemory::HostRecentMemory(const Ort::Env& env, const std::filesystem::path& folder,
-                                   const ModelEntry& entry, const EngineSettings& settings)
+RecentMemory::RecentMemory(const Ort::Env& env, const std::filesystem::path& folder,
+                           const ModelEntry& entry, const EngineSettings& settings)
     : fold_file_(folder / "fold.onnx"), row_bytes_(0) {
     for (const CacheEntry& cache : entry.caches) {
         if (!cache.is_recent()) continue;
@@ -58,7 +58,7 @@ HostRecentMemory::HostRecentMemory(const Ort::Env& env, const std::filesystem::p
     if (has_states()) fold_ = open_graph(env, fold_file_, entry, settings);
 }
 
-void HostRecentMemory::add_state(const std::string& name, std::vector<std::size_t> shape) {
+void RecentMemory::add_state(const std::string& name, std::vector<std::size_t> shape) {
     std::vector<std::int64_t> dims{ANY};
     dims.insert(dims.end(), shape.begin(), shape.end());
     const std::size_t size = product(shape);
@@ -66,13 +66,13 @@ void HostRecentMemory::add_state(const std::string& name, std::vector<std::size_
                        std::vector<float>(size)});
 }
 
-std::vector<const BoundTensor*> HostRecentMemory::tensors() const {
+std::vector<const BoundTensor*> RecentMemory::tensors() const {
     std::vector<const BoundTensor*> found = rows_.tensors();
     for (const State& state : states_) found.push_back(&state.tensor);
     return found;
 }
 
-void HostRecentMemory::bind(const NewRows& call, Ort::IoBinding& binding) {
+void RecentMemory::bind(const NewRows& call, Ort::IoBinding& binding) {
     rows_.bind(binding);
     for (State& state : states_) {
         state.tensor.bind(binding, state.values.data() + call.first_checkpoint * state.size,
@@ -80,24 +80,24 @@ void HostRecentMemory::bind(const NewRows& call, Ort::IoBinding& binding) {
     }
 }
 
-std::size_t HostRecentMemory::num_bytes() const {
+std::size_t RecentMemory::num_bytes() const {
     std::size_t bytes = rows_.capacity() * row_bytes_;
     for (const State& state : states_) bytes += 4 * state.values.size();
     return bytes;
 }
 
-void HostRecentMemory::reserve(std::size_t num_rows, std::size_t num_used) {
+void RecentMemory::reserve(std::size_t num_rows, std::size_t num_used) {
     const std::size_t capacity = recent_capacity(num_rows);
     if (num_used == 0 || capacity > rows_.capacity()) rows_.resize(capacity, num_used);
 }
 
 /// A little room is left, so that it is not allocated again at once.
-void HostRecentMemory::shrink(std::size_t num_used) {
+void RecentMemory::shrink(std::size_t num_used) {
     const std::size_t capacity = recent_capacity(num_used + 2 * STEP);
     if (num_used && capacity < rows_.capacity()) rows_.resize(capacity, num_used);
 }
 
-void HostRecentMemory::reserve_checkpoints(std::size_t number) {
+void RecentMemory::reserve_checkpoints(std::size_t number) {
     if (number == num_checkpoints_) return;
     try {
         for (State& state : states_) state.values.resize(number * state.size);
@@ -108,7 +108,7 @@ void HostRecentMemory::reserve_checkpoints(std::size_t number) {
     num_checkpoints_ = number;
 }
 
-void HostRecentMemory::fold(const Ints& rows, std::size_t source, std::size_t target) {
+void RecentMemory::fold(const Ints& rows, std::size_t source, std::size_t target) {
     if (!fold_) return;  // convolutions alone have no state
     std::vector<std::string> names{"folded_rows"}, outputs;
     std::vector<Ort::Value> values;
@@ -146,18 +146,17 @@ void HostRecentMemory::fold(const Ints& rows, std::size_t source, std::size_t ta
 
 RecentRows::RecentRows(const Ort::Env& env, const std::filesystem::path& folder,
                        const ModelEntry& entry, const EngineSettings& settings)
-    : num_ancestors_(0),
+    : num_ancestors_(entry.num_ancestors()),
       most_new_rows_(MAX_FORWARD_ROWS),
       memory_(env, folder, entry, settings),
-      paths_(memory_, entry.num_ancestors()),
+      paths_(memory_, num_ancestors_),
       write_indices_(INPUT, "recent_write_indices", INT64, {1}),
       ancestors_(INPUT, "ancestors", INT64,
-                 {ANY, static_cast<std::int64_t>(entry.num_ancestors())}),
+                 {ANY, static_cast<std::int64_t>(num_ancestors_)}),
       mask_(INPUT, "recent_mask", ONNX_TENSOR_ELEMENT_DATA_TYPE_BOOL, {1, 1, ANY, ANY}),
       checkpoint_rows_(INPUT, "checkpoint_rows", INT64, {ANY, ANY}),
       row_places_(INPUT, "row_places", INT64, {ANY}),
       first_row_(1) {
-    num_ancestors_ = entry.num_ancestors();
     for (const CacheEntry& cache : entry.caches) {
         if (cache.is_recurrent()) most_new_rows_ = std::min(most_new_rows_, cache.most_new_rows);
     }

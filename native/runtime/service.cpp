@@ -1,6 +1,7 @@
 #include "runtime/service.hpp"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "row_bounds.hpp"
@@ -190,8 +191,10 @@ void Service::run() {
         while (schedule(decoder)) {
             for (const Progress& progress : decoder.iterate()) deliver(progress);
         }
+    } catch (const std::exception& error) {
+        fail_all(error.what());
     } catch (...) {
-        fail_all(std::current_exception());
+        fail_all("an unknown error");
     }
 }
 
@@ -204,12 +207,9 @@ bool Service::schedule(BatchedDecoder& decoder) {
             std::unique_lock lock(mutex_);
             rows_in_use_ = pipeline_->target().num_rows();
             kv_bytes_ = pipeline_->kv_bytes();
-            for (const LivePointer& live : running_) {
-                if (live->is_cancelled) cancelled.push_back(live);
-            }
-            for (const LivePointer& live : waiting_) {
-                if (live->is_cancelled) cancelled.push_back(live);
-            }
+            const auto is_cancelled = [](const LivePointer& live) { return live->is_cancelled; };
+            std::ranges::copy_if(running_, std::back_inserter(cancelled), is_cancelled);
+            std::ranges::copy_if(waiting_, std::back_inserter(cancelled), is_cancelled);
             if (cancelled.empty()) admitted = admit(decoder);
             if (running_.empty() && waiting_.empty() && is_closing_) return false;
             if (cancelled.empty() && running_.empty()) changed_.wait(lock);
@@ -330,20 +330,13 @@ void Service::end(Live& live, Outcome outcome) {
     const std::lock_guard lock(mutex_);
     const auto is_it = [&](const LivePointer& each) { return each.get() == &live; };
     std::erase_if(running_, is_it);
-    waiting_.erase(std::remove_if(waiting_.begin(), waiting_.end(), is_it), waiting_.end());
+    std::erase_if(waiting_, is_it);
     live.member = nullptr;
     live.outcome = std::move(outcome);
     live.changed.notify_one();
 }
 
-void Service::fail_all(std::exception_ptr error) {
-    std::string reason = "an unknown error";
-    try {
-        std::rethrow_exception(error);
-    } catch (const std::exception& known) {
-        reason = known.what();
-    } catch (...) {
-    }
+void Service::fail_all(const std::string& reason) {
     const std::lock_guard lock(mutex_);
     failure_ = "the thread that runs the engines has ended: " + reason +
                "; close the pipeline and open it again";

@@ -86,7 +86,7 @@ private:
     void join(BatchedDecoder& decoder, const LivePointer& live);
     void deliver(const Progress& progress);
     void end(Live& live, std::variant<std::monostate, DecodeResult, std::exception_ptr> outcome);
-    void fail_all(std::exception_ptr error);
+    void fail_all(const std::string& reason);
 
     std::unique_ptr<Pipeline> pipeline_;
     std::size_t max_rows_;

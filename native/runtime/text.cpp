@@ -4,28 +4,12 @@
 #include <optional>
 #include <utility>
 
-#include "text/stream_decoder.hpp"
 #include "text/chat_template.hpp"
+#include "text/unicode.hpp"
 
 namespace dsbd {
 
 namespace {
-
-bool begins_character(char byte) { return (byte & 0xc0) != 0x80; }
-
-std::size_t num_characters(std::string_view text) {
-    return static_cast<std::size_t>(std::count_if(text.begin(), text.end(), begins_character));
-}
-
-/// The last characters of a text.
-std::string_view last_characters(std::string_view text, std::size_t number) {
-    std::size_t start = text.size();
-    for (; number > 0 && start > 0; --number) {
-        do --start;
-        while (start > 0 && !begins_character(text[start]));
-    }
-    return text.substr(start);
-}
 
 std::size_t first_stop(std::string_view text, const std::vector<std::string>& stops,
                        std::size_t num_exempt_bytes = 0) {
@@ -83,14 +67,16 @@ public:
     std::string push(TokenSpan token_ids) override {
         token_ids_.insert(token_ids_.end(), token_ids.begin(), token_ids.end());
         std::string text = rest();
-        while (text.ends_with("\xef\xbf\xbd")) text.resize(text.size() - 3);  // may be incomplete
+        while (text.ends_with(replacement_character)) {  // may be incomplete
+            text.resize(text.size() - replacement_character.size());
+        }
         num_given_ += text.size();
         return text;
     }
     std::string rest(std::size_t num_characters = 0) const override {
         const std::string text = callbacks_->decode(token_ids_);
         const std::string rest = text.substr(std::min(num_given_, text.size()));
-        return num_characters ? std::string(last_characters(rest, num_characters)) : rest;
+        return num_characters ? last_characters(rest, num_characters) : rest;
     }
 
 private:
@@ -116,21 +102,7 @@ private:
     std::shared_ptr<const TextCallbacks> callbacks_;
 };
 
-/// Text of the bundle's own tokenizer.
-class NativeRun final : public TextRun {
-public:
-    explicit NativeRun(TextWindow window) : window_(std::move(window)) {}
-    std::unique_ptr<TextRun> copied() const override { return std::make_unique<NativeRun>(*this); }
-    std::string push(TokenSpan token_ids) override { return window_.extend(token_ids); }
-    std::string rest(std::size_t num_characters) const override {
-        return num_characters ? window_.end_of_rest(num_characters) : window_.rest();
-    }
-
-private:
-    TextWindow window_;
-};
-
-/// Whatever the export has not found to be as in Python is refused with its reason.
+/// Text of the bundle's own tokenizer. Whatever the export has not found to be as in Python is refused with its reason.
 class NativeText final : public Text {
 public:
     explicit NativeText(const Bundle& bundle)
@@ -151,7 +123,7 @@ public:
             throw Error("skip_special_tokens is false, which the native library does not do yet; "
                         "leave it out, or use the token ids of the result");
         }
-        return std::make_unique<NativeRun>(TextWindow::after(*tokenizer_, prompt_ids));
+        return std::make_unique<TextWindow>(TextWindow::after(*tokenizer_, prompt_ids));
     }
 
 private:

@@ -4,7 +4,6 @@
 #include <cstddef>
 #include <functional>
 #include <memory>
-#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -12,21 +11,11 @@
 #include "config.hpp"
 #include "logits_processing/path_states.hpp"
 #include "runtime/manifest.hpp"
+#include "text/stream_decoder.hpp"
 
 namespace dsbd {
 
-using TokenSpan = std::span<const std::int64_t>;
-
-/// Text of a growing token sequence after a prompt. Copies go on from the same place.
-class TextRun {
-public:
-    virtual ~TextRun() = default;
-    virtual std::unique_ptr<TextRun> copied() const = 0;
-    /// Take the next tokens; return the text that is certain now and was not returned yet.
-    virtual std::string push(TokenSpan token_ids) = 0;
-    /// The text that is not certain yet, at most its last `num_characters`; 0: all of it.
-    virtual std::string rest(std::size_t num_characters = 0) const = 0;
-};
+using TokenSpan = TokenIds;
 
 /// Turns texts into token ids and back.
 class Text {

@@ -19,17 +19,16 @@ std::int64_t id_of(const std::string& content, const Vocabulary& vocabulary,
     return by_id.empty() ? size : std::max(by_id.rbegin()->first + 1, size);
 }
 
-AddedToken added_token(const SortedJson& json, const std::string& where) {
-    Fields fields(json, where);
+AddedToken added_token(const JsonObject& json) {
     AddedToken token;
-    token.id = fields.count("id");
-    token.content = token.spelling = fields.text("content");
-    token.is_single_word = fields.flag("single_word");
-    token.strips_left = fields.flag("lstrip");
-    token.strips_right = fields.flag("rstrip");
-    token.is_normalized = fields.flag("normalized");
-    token.is_special = fields.flag("special");
-    fields.check_all_read();
+    token.id = static_cast<std::int64_t>(json.number("id"));
+    token.content = token.spelling = json.text("content");
+    token.is_single_word = json.boolean("single_word");
+    token.strips_left = json.boolean("lstrip");
+    token.strips_right = json.boolean("rstrip");
+    token.is_normalized = json.boolean("normalized");
+    token.is_special = json.boolean("special");
+    json.check_all_read();
     return token;
 }
 
@@ -64,31 +63,44 @@ bool is_within_word(std::string_view text, Range range) {
            (range.end < text.size() && is_word_at(range.end));
 }
 
+/// Return the token with the longest spelling at a place, nullptr without one.
+const AddedToken* longest(const std::unordered_map<char, std::vector<const AddedToken*>>& tokens,
+                          std::string_view text, std::size_t begin) {
+    const AddedToken* found = nullptr;
+    const auto candidates = tokens.find(text[begin]);
+    if (candidates == tokens.end()) return found;
+    for (const AddedToken* token : candidates->second) {
+        const bool is_longer = found == nullptr || token->spelling.size() > found->spelling.size();
+        if (is_longer && text.substr(begin).starts_with(token->spelling)) found = token;
+    }
+    return found;
+}
+
 }  // namespace
 
-AddedTokens::AddedTokens(const SortedJson& list, const Vocabulary& vocabulary,
-                         const Normalizer* normalizer, const std::string& where) {
-    if (!list.is_array() && !list.is_null()) {
-        throw Error(where + " is " + in_short(list) + ", expected a list; export the bundle again");
-    }
-    for (std::size_t i = 0; i < list.size(); ++i) {
-        const std::string place = where + "[" + std::to_string(i) + "]";
-        AddedToken token = added_token(list[i], place);
+AddedTokens::AddedTokens(const JsonObject& tokenizer, const Vocabulary& vocabulary,
+                         const Normalizer* normalizer) {
+    if (!tokenizer.has("added_tokens")) return;
+    for (const JsonObject& json : tokenizer.objects("added_tokens")) {
+        AddedToken token = added_token(json);
         const std::int64_t id = id_of(token.content, vocabulary, by_id_);
         if (token.content.empty() || token.id != id || by_id_.count(id) != 0) {
-            throw Error(place + " is " + in_short(list[i]) + ", expected a text of its own and id " +
-                        std::to_string(id) + "; export the bundle again");
+            throw mismatch_error("a text of its own and id " + std::to_string(id), json.json(),
+                                 json.where());
         }
         if (token.is_normalized) {
-            if (normalizer == nullptr) {
-                throw Error(place + " is normalized, by a normalizer that is not known here; use "
-                            "the C library or callbacks for this tokenizer");
-            }
+            if (normalizer == nullptr) json.refuse("normalized", "a normalizer that is known here");
             token.spelling = normalizer->normalized(token.content);
         }
         if (token.is_special) special_.insert(token.content);
         const AddedToken& added = by_id_.emplace(id, std::move(token)).first->second;
-        (added.is_normalized ? normalized_ : plain_).add(added, place);
+        ByFirstByte& tokens = added.is_normalized ? normalized_ : plain_;
+        const AddedToken* other =
+            added.spelling.empty() ? &added : longest(tokens, added.spelling, 0);
+        if (other != nullptr && other->spelling == added.spelling) {
+            json.refuse("content", "a text that its normalizer does not make equal to another");
+        }
+        tokens[added.spelling[0]].push_back(&added);
     }
 }
 
@@ -97,34 +109,7 @@ const AddedToken* AddedTokens::find(std::int64_t id) const {
     return found == by_id_.end() ? nullptr : &found->second;
 }
 
-void AddedTokens::Trie::add(const AddedToken& token, const std::string& where) {
-    std::size_t node = 0;
-    for (const char c : token.spelling) {
-        const auto [found, is_new] = nodes_[node].next.emplace(c, nodes_.size());
-        node = found->second;
-        if (is_new) nodes_.emplace_back();
-    }
-    if (node == 0 || nodes_[node].token != nullptr) {
-        throw Error(where + " is '" + token.content + "', which the normalizer makes equal to " +
-                    (node == 0 ? "nothing" : "another token") +
-                    "; use the C library or callbacks for this tokenizer");
-    }
-    nodes_[node].token = &token;
-}
-
-const AddedToken* AddedTokens::Trie::longest(std::string_view text, std::size_t begin) const {
-    const AddedToken* token = nullptr;
-    std::size_t node = 0;
-    for (std::size_t at = begin; at < text.size(); ++at) {
-        const auto found = nodes_[node].next.find(text[at]);
-        if (found == nodes_[node].next.end()) break;
-        node = found->second;
-        token = nodes_[node].token != nullptr ? nodes_[node].token : token;
-    }
-    return token;
-}
-
-std::vector<Piece> AddedTokens::split(const Word& word, const Trie& trie) {
+std::vector<Piece> AddedTokens::split(const Word& word, const ByFirstByte& tokens) {
     const std::string& text = word.text;
     std::vector<Piece> pieces;
     std::size_t end = 0;  // of the last piece
@@ -135,7 +120,7 @@ std::vector<Piece> AddedTokens::split(const Word& word, const Trie& trie) {
         }
     };
     for (std::size_t at = 0; at < text.size();) {
-        const AddedToken* token = trie.longest(text, at);
+        const AddedToken* token = longest(tokens, text, at);
         if (token == nullptr) {
             ++at;
             continue;

@@ -10,8 +10,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "normalizer.hpp"
-#include "pre_tokenizer.hpp"
+#include "steps.hpp"
 #include "word_model.hpp"
 
 namespace dsbd {
@@ -33,42 +32,30 @@ struct Piece {
     const AddedToken* token = nullptr;  // null: a word
 };
 
-/// The entry `added_tokens` of tokenizer.json.
+/// The field `added_tokens` of tokenizer.json.
 class AddedTokens {
 public:
     /// `normalizer`: nullptr if it is not understood; then no token may be normalized.
-    AddedTokens(const SortedJson& list, const Vocabulary& vocabulary, const Normalizer* normalizer,
-                const std::string& where);
+    AddedTokens(const JsonObject& tokenizer, const Vocabulary& vocabulary,
+                const Normalizer* normalizer);
 
     const AddedToken* find(std::int64_t id) const;
     /// Whether a decoder leaves out tokens of this spelling.
     bool is_special(const std::string& spelling) const { return special_.count(spelling) != 0; }
-    const std::map<std::int64_t, AddedToken>& by_id() const { return by_id_; }
+    std::size_t size() const { return by_id_.size(); }
 
     /// Return the added tokens of a text and the words between them, which are normalized.
     std::vector<Piece> split(std::string_view text, const Normalizer& normalizer) const;
 
 private:
-    /// Spellings by their first bytes, to find the longest one at a place.
-    class Trie {
-    public:
-        void add(const AddedToken& token, const std::string& where);
-        const AddedToken* longest(std::string_view text, std::size_t begin) const;
+    /// Tokens by the first byte of their spelling.
+    using ByFirstByte = std::unordered_map<char, std::vector<const AddedToken*>>;
 
-    private:
-        struct Node {
-            std::unordered_map<char, std::size_t> next;
-            const AddedToken* token = nullptr;
-        };
-        std::vector<Node> nodes_{1};
-    };
-
-    static std::vector<Piece> split(const Word& word, const Trie& trie);
+    static std::vector<Piece> split(const Word& word, const ByFirstByte& tokens);
 
     std::map<std::int64_t, AddedToken> by_id_;
     std::set<std::string> special_;  // contents
-    Trie plain_;
-    Trie normalized_;
+    ByFirstByte plain_, normalized_;
 };
 
 }  // namespace dsbd

@@ -26,24 +26,24 @@ constexpr std::size_t none = static_cast<std::size_t>(-1);
 
 class Bpe final : public WordModel {
 public:
-    Bpe(Fields& fields, const Vocabulary& vocabulary) : vocabulary_(vocabulary) {
-        const SortedJson* dropout = fields.find("dropout");
+    Bpe(const JsonObject& model, const Vocabulary& vocabulary) : vocabulary_(vocabulary) {
+        const Json* dropout = model.find("dropout");
         if (dropout != nullptr && (!dropout->is_number() || dropout->get<double>() != 0.0)) {
-            fields.refuse("dropout", "null: merges at random cannot be repeated");
+            model.refuse("dropout", "null: merges at random cannot be repeated");
         }
         for (const auto* name : {"continuing_subword_prefix", "end_of_word_suffix"}) {
-            if (!fields.text_or_null(name).value_or("").empty()) {
-                fields.refuse(name, "null or an empty text");
+            if (!model.text_or_null(name).value_or("").empty()) {
+                model.refuse(name, "null or an empty text");
             }
         }
-        if (const auto token = fields.text_or_null("unk_token")) {
+        if (const auto token = model.text_or_null("unk_token")) {
             unknown_ = vocabulary.id_of(*token);
-            if (!unknown_) fields.refuse("unk_token", "a token of the vocabulary");
+            if (!unknown_) model.refuse("unk_token", "a token of the vocabulary");
         }
-        fuses_unknown_ = fields.flag("fuse_unk", false);
-        falls_back_to_bytes_ = fields.flag("byte_fallback", false);
-        ignores_merges_ = fields.flag("ignore_merges", false);
-        read_merges(fields);
+        fuses_unknown_ = model.boolean("fuse_unk", false);
+        falls_back_to_bytes_ = model.boolean("byte_fallback", false);
+        ignores_merges_ = model.boolean("ignore_merges", false);
+        read_merges(model);
     }
 
     void tokenize(std::string_view word, std::vector<std::int64_t>& ids) const override {
@@ -63,15 +63,15 @@ private:
         return static_cast<std::uint64_t>(left) << 32 | static_cast<std::uint64_t>(right);
     }
 
-    void read_merges(Fields& fields) {
-        const SortedJson& merges = fields.list("merges");
+    void read_merges(const JsonObject& model) {
+        const Json& merges = model.list("merges");
         for (std::size_t rank = 0; rank < merges.size(); ++rank) {
-            const auto [left, right] = pair_of(merges[rank], fields);
+            const auto [left, right] = pair_of(merges[rank], model);
             const auto left_id = vocabulary_.id_of(left);
             const auto right_id = vocabulary_.id_of(right);
             const auto id = vocabulary_.id_of(left + right);
             if (!left_id || !right_id || !id) {
-                fields.refuse("merges", "tokens of the vocabulary, not '" + left + "' and '" +
+                model.refuse("merges", "tokens of the vocabulary, not '" + left + "' and '" +
                                             right + "'");
             }
             merges_[key(*left_id, *right_id)] = {rank, *id};
@@ -79,14 +79,15 @@ private:
     }
 
     /// Return the two parts of a merge: ["a", "b"], or "a b" in older files.
-    static std::pair<std::string, std::string> pair_of(const SortedJson& merge, const Fields& fields) {
+    static std::pair<std::string, std::string> pair_of(const Json& merge,
+                                                       const JsonObject& model) {
         if (merge.is_array() && merge.size() == 2 && merge[0].is_string() && merge[1].is_string()) {
             return {merge[0].get<std::string>(), merge[1].get<std::string>()};
         }
         const std::string text = merge.is_string() ? merge.get<std::string>() : "";
         const std::size_t space = text.find(' ');
         if (space == std::string::npos || text.find(' ', space + 1) != std::string::npos) {
-            fields.refuse("merges", "pairs of tokens");
+            model.refuse("merges", "pairs of tokens");
         }
         return {text.substr(0, space), text.substr(space + 1)};
     }
@@ -106,10 +107,9 @@ private:
                     num_unknown = 0;
                 }
                 add(*id, character.size());
-            } else if (const auto bytes = bytes_of(character); !bytes.empty()) {
-                for (const std::int64_t byte : bytes) {  // before unknown ones, as in the library
-                    add(byte, 1);
-                }
+            } else if (const auto bytes = vocabulary_.bytes_of(character);
+                       falls_back_to_bytes_ && !bytes.empty()) {
+                for (const std::int64_t byte : bytes) add(byte, 1);  // before unknown ones
             } else if (unknown_) {
                 if (num_unknown > 0 && !fuses_unknown_) {
                     add(*unknown_, num_unknown);
@@ -120,19 +120,6 @@ private:
         });
         if (num_unknown > 0) add(*unknown_, num_unknown);
         return symbols;
-    }
-
-    /// Return the byte tokens of a character, none unless there are all.
-    std::vector<std::int64_t> bytes_of(std::string_view character) const {
-        std::vector<std::int64_t> ids;
-        for (const char byte : falls_back_to_bytes_ ? character : "") {
-            const auto id = vocabulary_.id_of_byte(byte);
-            if (!id) {
-                return {};
-            }
-            ids.push_back(*id);
-        }
-        return ids;
     }
 
     void merge(std::vector<Symbol>& symbols) const {
@@ -175,8 +162,8 @@ private:
 
 }  // namespace
 
-std::unique_ptr<WordModel> bpe(Fields& fields, const Vocabulary& vocabulary) {
-    return std::make_unique<Bpe>(fields, vocabulary);
+std::unique_ptr<WordModel> bpe(const JsonObject& model, const Vocabulary& vocabulary) {
+    return std::make_unique<Bpe>(model, vocabulary);
 }
 
 }  // namespace dsbd

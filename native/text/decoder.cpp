@@ -1,11 +1,9 @@
-#include "decoder.hpp"
+#include "steps.hpp"
 
 #include <algorithm>
 #include <cstdlib>
 #include <utility>
 
-#include "normalizer.hpp"
-#include "pre_tokenizer.hpp"
 #include "unicode.hpp"
 
 namespace dsbd {
@@ -59,16 +57,16 @@ void byte_fallback(Tokens& tokens) {
     tokens = std::move(found);
 }
 
-Step strip(Fields& fields) {
-    const std::string content = fields.character("content");
-    const std::int64_t start = fields.count("start");
-    const std::int64_t stop = fields.count("stop");
+Step strip(const JsonObject& step) {
+    const std::string content = step.character("content");
+    const std::size_t start = step.number("start");
+    const std::size_t stop = step.number("stop");
     return [=](Tokens& tokens) {
         for (std::string& token : tokens) {
-            for (std::int64_t i = 0; i < start && token.rfind(content, 0) == 0; ++i) {
+            for (std::size_t i = 0; i < start && token.rfind(content, 0) == 0; ++i) {
                 token.erase(0, content.size());
             }
-            for (std::int64_t i = 0; i < stop && token.size() >= content.size() &&
+            for (std::size_t i = 0; i < stop && token.size() >= content.size() &&
                                      token.compare(token.size() - content.size(),
                                                    std::string::npos, content) == 0;
                  ++i) {
@@ -78,12 +76,11 @@ Step strip(Fields& fields) {
     };
 }
 
-Step metaspace(Fields& fields, std::size_t& num_dropped_spaces) {
-    const std::string replacement = fields.character("replacement");
-    const bool begins = fields.text_or_null("prepend_scheme").value_or("always") != "never" &&
-                        fields.flag("add_prefix_space", true);
-    fields.skip({"split", "str_rep"});
-    num_dropped_spaces += begins;
+Step metaspace(const JsonObject& step) {
+    const std::string replacement = step.character("replacement");
+    const bool begins = step.text_or_null("prepend_scheme").value_or("always") != "never" &&
+                        step.boolean("add_prefix_space", true);
+    step.skip({"split", "str_rep"});
     return [=](Tokens& tokens) {
         for (std::size_t i = 0; i < tokens.size(); ++i) {
             replace_all(tokens[i], replacement, i == 0 && begins ? "" : " ");
@@ -91,9 +88,9 @@ Step metaspace(Fields& fields, std::size_t& num_dropped_spaces) {
     };
 }
 
-Step word_piece(Fields& fields) {
-    const std::string prefix = fields.text("prefix");
-    const bool cleans = fields.flag("cleanup");
+Step word_piece(const JsonObject& step) {
+    const std::string prefix = step.text("prefix");
+    const bool cleans = step.boolean("cleanup");
     return [=](Tokens& tokens) {
         constexpr std::pair<std::string_view, std::string_view> cleaned[] = {
             {" .", "."},      {" ?", "?"},     {" !", "!"},           {" ,", ","},
@@ -109,9 +106,9 @@ Step word_piece(Fields& fields) {
     };
 }
 
-Step word_ends(Fields& fields) {
-    const std::string suffix = fields.text("suffix");
-    if (suffix.empty()) fields.refuse("suffix", "a text that is not empty");
+Step word_ends(const JsonObject& step) {
+    const std::string suffix = step.text("suffix");
+    if (suffix.empty()) step.refuse("suffix", "a text that is not empty");
     return [=](Tokens& tokens) {
         for (std::size_t i = 0; i < tokens.size(); ++i) {
             replace_all(tokens[i], suffix, i + 1 == tokens.size() ? "" : " ");
@@ -126,9 +123,9 @@ struct Kind {
     bool is_by_character = false;  // it treats each character of a joined text by itself
 };
 
-Step replace(Fields& fields, Kind& kind) {
-    const Pattern pattern(fields);
-    const std::string content = fields.text("content");
+Step replace(const JsonObject& step, Kind& kind) {
+    const Pattern pattern(step);
+    const std::string content = step.text("content");
     const std::string& plain = pattern.plain();
     kind.keeps_bytes = !plain.empty() &&
                        (plain + content).find_first_of("<0x123456789abcdefABCDEF+>") ==
@@ -139,11 +136,11 @@ Step replace(Fields& fields, Kind& kind) {
     };
 }
 
-Step step_of(Fields& fields, Kind& kind, TextJoints& joints) {
-    kind.type = fields.text("type");
+Step step_of(const JsonObject& step, Kind& kind) {
+    kind.type = step.text("type");
     kind.is_by_character = kind.type == "Fuse" || kind.type == "Metaspace";
     if (kind.type == "ByteLevel") {
-        fields.skip({"add_prefix_space", "trim_offsets", "use_regex"});
+        step.skip({"add_prefix_space", "trim_offsets", "use_regex"});
         return byte_level;
     }
     if (kind.type == "ByteFallback") return byte_fallback;
@@ -151,55 +148,44 @@ Step step_of(Fields& fields, Kind& kind, TextJoints& joints) {
         return [](Tokens& tokens) { tokens = {joined(tokens)}; };
     }
     if (kind.type == "Strip") {
-        kind.is_by_character = fields.count("start") <= most_stripped && fields.count("stop") == 0;
-        if (fields.text("content") == " ") {
-            joints.num_dropped_spaces += static_cast<std::size_t>(fields.count("start"));
-        }
-        return strip(fields);
+        kind.is_by_character = step.number("start") <= most_stripped && step.number("stop") == 0;
+        return strip(step);
     }
-    if (kind.type == "Replace") return replace(fields, kind);
-    if (kind.type == "Metaspace") return metaspace(fields, joints.num_dropped_spaces);
-    if (kind.type == "WordPiece") return word_piece(fields);
-    if (kind.type == "BPEDecoder") return word_ends(fields);
-    fields.refuse("type", "a decoder that is known here");
-}
-
-bool is_by_token(const Kind& kind) {
-    const std::string_view known[] = {"Replace",   "Strip",      "Metaspace",
-                                      "WordPiece", "BPEDecoder", "ByteFallback"};
-    return std::find(std::begin(known), std::end(known), kind.type) != std::end(known);
+    if (kind.type == "Replace") return replace(step, kind);
+    if (kind.type == "Metaspace") return metaspace(step);
+    if (kind.type == "WordPiece") return word_piece(step);
+    if (kind.type == "BPEDecoder") return word_ends(step);
+    step.refuse("type", "a decoder that is known here");
 }
 
 void complete(TextJoints& joints, const std::vector<Kind>& kinds) {
-    const auto begin = kinds.begin();
-    const auto end = kinds.end();
-    const auto is_bytes = [](const Kind& kind) { return kind.type == "ByteLevel"; };
-    const auto is_fallback = [](const Kind& kind) { return kind.type == "ByteFallback"; };
-    const bool joins_bytes = std::any_of(begin, end, is_bytes);
-    const auto fallback = std::find_if(begin, end, is_fallback);
-    const bool has_byte_runs = fallback != end;
-    const auto joint = std::find_if(begin, end, [&](const Kind& kind) {
-        return kind.type == "Fuse" || is_bytes(kind);
+    const auto has_type = [](std::string_view type) {
+        return [type](const Kind& kind) { return kind.type == type; };
+    };
+    const auto begin = kinds.begin(), end = kinds.end();
+    const auto fallback = std::find_if(begin, end, has_type("ByteFallback"));
+    const auto joint = std::find_if(begin, end, [](const Kind& kind) {  // all before are by token
+        return kind.type == "Fuse" || kind.type == "ByteLevel";
     });
+    joints.joins_bytes = std::any_of(begin, end, has_type("ByteLevel"));
+    joints.has_byte_runs = fallback != end;
     joints.is_local =
-        std::all_of(begin, joint, is_by_token) &&
-        (!has_byte_runs ||
-         std::all_of(begin, fallback, [](const Kind& kind) { return kind.keeps_bytes; })) &&
-        std::count_if(begin, end, is_fallback) <= 1 && !(joins_bytes && has_byte_runs) &&
-        (joint == end || std::all_of(joint + 1, end,
-                                     [](const Kind& kind) { return kind.is_by_character; }));
-    joints.joins_bytes = joints.is_local && joins_bytes;
-    joints.has_byte_runs = joints.is_local && has_byte_runs;
+        !(joints.joins_bytes && joints.has_byte_runs) &&
+        std::count_if(begin, end, has_type("ByteFallback")) <= 1 &&
+        (fallback == end || std::all_of(begin, fallback, [](auto& kind) { return kind.keeps_bytes; })) &&
+        (joint == end ||
+         std::all_of(joint + 1, end, [](auto& kind) { return kind.is_by_character; }));
+    joints.joins_bytes = joints.is_local && joints.joins_bytes;
+    joints.has_byte_runs = joints.is_local && joints.has_byte_runs;
 }
 
 }  // namespace
 
-Decoder::Decoder(const SortedJson& json, const std::string& where) : is_given_(!json.is_null()) {
+Decoder::Decoder(const JsonObject& tokenizer) : is_given_(tokenizer.has("decoder")) {
     std::vector<Kind> kinds;
-    for (const auto& [step, place] : steps_of(json, where, "decoders")) {
-        Fields fields(*step, place);
-        steps_.push_back(step_of(fields, kinds.emplace_back(), joints_));
-        fields.check_all_read();
+    for (const JsonObject& step : tokenizer.steps("decoder", "decoders")) {
+        steps_.push_back(step_of(step, kinds.emplace_back()));
+        step.check_all_read();
     }
     complete(joints_, kinds);
 }

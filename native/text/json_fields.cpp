@@ -1,48 +1,41 @@
 #include "json_fields.hpp"
 
+#include <algorithm>
 #include <fstream>
 #include <iterator>
-#include <limits>
 
-#include "../core/error.hpp"
 #include "unicode.hpp"
 
 namespace dsbd {
 
 namespace {
 
-constexpr int most_depth = 200;
+constexpr int MOST_DEPTH = 200;  // readers recurse
 
-void check_depth(std::string_view text, const std::string& where) {
-    int depth = 0;
-    bool is_text = false;
-    for (std::size_t i = 0; i < text.size(); ++i) {
-        const char c = text[i];
-        if (is_text) {
-            i += c == '\\';
-            is_text = c != '"';
-        } else if (c == '"') {
-            is_text = true;
-        } else if (c == '[' || c == '{') {
-            if (++depth > most_depth) {
-                throw Error(where + " is nested deeper than " + std::to_string(most_depth) +
-                            " levels; make it flatter");
-            }
-        } else if (c == ']' || c == '}') {
-            --depth;
-        }
-    }
+std::string whole_number(std::uint64_t least, std::uint64_t most) {
+    return "a whole number from " + std::to_string(least) + " to " + std::to_string(most);
+}
+
+void add_steps(JsonObject component, std::string_view list, std::vector<JsonObject>& steps) {
+    if (component.text("type") != "Sequence") return steps.push_back(std::move(component));
+    for (JsonObject& part : component.objects(list)) add_steps(std::move(part), list, steps);
+    component.check_all_read();
 }
 
 }  // namespace
 
-template <class Parsed>
-Parsed json_from_text(std::string_view text, const std::string& where) {
-    check_depth(text, where);
+Json json_from_text(std::string_view text, const std::string& where, const JsonFilter& filter) {
+    const auto checked = [&](int depth, Json::parse_event_t event, Json& value) {
+        if (depth > MOST_DEPTH) {
+            throw Error(where + " is nested deeper than " + std::to_string(MOST_DEPTH) +
+                        " levels; make it flatter");
+        }
+        return !filter || filter(depth, event, value);
+    };
     try {
-        return Parsed::parse(text);
-    } catch (const nlohmann::detail::exception& error) {
-        throw Error(where + " is not JSON (" + text_of_bytes(error.what()) + "); export again");
+        return Json::parse(text, checked);
+    } catch (const Json::exception& error) {
+        throw Error(where + " is invalid JSON (" + text_of_bytes(error.what()) + "); correct it");
     }
 }
 
@@ -52,131 +45,153 @@ std::optional<std::string> text_from_file(const std::filesystem::path& file) {
     return std::string(std::istreambuf_iterator<char>(stream), {});
 }
 
-template <class Parsed>
-Parsed json_from_file(const std::filesystem::path& file) {
+Json json_from_file(const std::filesystem::path& file, const JsonFilter& filter) {
     const std::optional<std::string> text = text_from_file(file);
     if (!text) throw Error(file.string() + " cannot be read; copy or export the bundle again");
-    return json_from_text<Parsed>(*text, file.string());
+    return json_from_text(*text, file.string(), filter);
 }
 
-template Json json_from_text<Json>(std::string_view, const std::string&);
-template SortedJson json_from_text<SortedJson>(std::string_view, const std::string&);
-template Json json_from_file<Json>(const std::filesystem::path&);
-template SortedJson json_from_file<SortedJson>(const std::filesystem::path&);
+bool is_whole(const Json& value, std::uint64_t least, std::uint64_t most) {
+    return value.is_number_unsigned() && value.get<std::uint64_t>() >= least &&
+           value.get<std::uint64_t>() <= most;
+}
 
-namespace {
-
-std::string shortened(const std::string& text) {
+std::string in_short(const Json& value) {
+    const std::string text = value.dump(-1, ' ', true, Json::error_handler_t::replace);
     return text.size() <= 100 ? text : text.substr(0, 97) + "...";
 }
 
-}  // namespace
-
-std::string in_short(const Json& value) {
-    return shortened(value.dump(-1, ' ', true, Json::error_handler_t::replace));
+Error mismatch_error(std::string_view expected, const Json& value, std::string_view where,
+                     std::string_view remedy) {
+    return Error(std::string(where) + " is " + in_short(value) + ", expected " +
+                 std::string(expected) + "; " + std::string(remedy));
 }
 
-template <class Value>
-    requires std::same_as<Value, SortedJson>
-std::string in_short(const Value& value) {
-    return shortened(value.dump(-1, ' ', true, SortedJson::error_handler_t::replace));
+JsonObject::JsonObject(const Json& json, std::string where, std::string_view remedy)
+    : json_(&json), where_(std::move(where)), remedy_(remedy) {
+    if (!json.is_object()) throw mismatch_error("an object", json, where_, remedy_);
 }
 
-template std::string in_short<SortedJson>(const SortedJson&);
-
-Fields::Fields(const SortedJson& object, std::string where)
-    : object_(object), where_(std::move(where)) {
-    if (!object.is_object()) {
-        throw Error(where_ + " is " + in_short(object) +
-                    ", expected an object; export the bundle again");
-    }
-}
-
-std::string Fields::place(std::string_view name) const { return where_ + ": " + std::string(name); }
-
-const SortedJson* Fields::find(std::string_view name) {
+const Json* JsonObject::find(std::string_view name) const {
     read_.emplace(name);
-    const auto found = object_.find(std::string(name));
-    return found == object_.end() || found->is_null() ? nullptr : &*found;
+    const auto found = json_->find(std::string(name));
+    return found == json_->end() || found->is_null() ? nullptr : &*found;
 }
 
-void Fields::refuse(std::string_view name, const std::string& expected) const {
-    const auto found = object_.find(std::string(name));
-    throw Error(place(name) + " is " + (found == object_.end() ? "absent" : in_short(*found)) +
-                ", expected " + expected + "; use the C library or callbacks for this tokenizer");
+void JsonObject::refuse(std::string_view name, std::string_view expected) const {
+    throw mismatch_error(expected, value(name), place(name), remedy_);
 }
 
-const SortedJson& Fields::at(std::string_view name) {
-    if (const SortedJson* found = find(name)) return *found;
-    refuse(name, "a value");
+const Json& JsonObject::value(std::string_view name) const {
+    read_.emplace(name);
+    const auto found = json_->find(std::string(name));
+    if (found == json_->end()) {
+        throw Error(place(name) + " is absent, expected a value; " + remedy_);
+    }
+    return *found;
 }
 
-std::string Fields::text(std::string_view name) {
-    const SortedJson* found = find(name);
-    if (found == nullptr || !found->is_string()) refuse(name, "a text");
-    return found->get<std::string>();
+JsonObject JsonObject::object(std::string_view name) const {
+    return {value(name), place(name), remedy_};
 }
 
-std::optional<std::string> Fields::text_or_null(std::string_view name) {
-    return find(name) == nullptr ? std::nullopt : std::optional(text(name));
+std::vector<JsonObject> JsonObject::objects(std::string_view name) const {
+    std::vector<JsonObject> found;
+    for (const Json& each : list(name)) {
+        found.emplace_back(each, place(name) + "[" + std::to_string(found.size()) + "]", remedy_);
+    }
+    return found;
 }
 
-std::string Fields::character(std::string_view name) {
+const Json& JsonObject::list(std::string_view name) const {
+    if (!value(name).is_array()) refuse(name, "a list");
+    return value(name);
+}
+
+std::string JsonObject::text(std::string_view name) const {
+    if (!value(name).is_string()) refuse(name, "a text");
+    return value(name).get<std::string>();
+}
+
+std::optional<std::string> JsonObject::text_or_null(std::string_view name) const {
+    return has(name) ? std::optional(text(name)) : std::nullopt;
+}
+
+std::string JsonObject::character(std::string_view name) const {
     const std::string found = text(name);
     if (found.empty() || scanned(found, 0).length != found.size()) refuse(name, "one character");
     return found;
 }
 
-bool Fields::flag(std::string_view name, std::optional<bool> otherwise) {
-    const SortedJson* found = find(name);
-    if (found == nullptr && otherwise) return *otherwise;
-    if (found == nullptr || !found->is_boolean()) refuse(name, "true or false");
-    return found->get<bool>();
+bool JsonObject::boolean(std::string_view name, std::optional<bool> otherwise) const {
+    if (otherwise && !has(name)) return *otherwise;
+    if (!value(name).is_boolean()) refuse(name, "true or false");
+    return value(name).get<bool>();
 }
 
-std::int64_t Fields::count(std::string_view name) {
-    const SortedJson* found = find(name);
-    if (found == nullptr || !found->is_number_unsigned() ||
-        found->get<std::uint64_t>() > std::numeric_limits<std::int32_t>::max()) {
-        refuse(name, "a whole number from 0 to 2147483647");
+std::size_t JsonObject::number(std::string_view name, std::uint64_t most,
+                               std::uint64_t least) const {
+    if (!is_whole(value(name), least, most)) {
+        refuse(name, whole_number(least, most));
     }
-    return found->get<std::int64_t>();
+    return value(name).get<std::size_t>();
 }
 
-const SortedJson& Fields::list(std::string_view name) {
-    const SortedJson* found = find(name);
-    if (found == nullptr || !found->is_array()) refuse(name, "a list");
-    return *found;
+std::optional<std::size_t> JsonObject::number_or_null(std::string_view name, std::uint64_t most,
+                                                      std::uint64_t least) const {
+    return has(name) ? std::optional(number(name, most, least)) : std::nullopt;
 }
 
-void Fields::skip(std::initializer_list<std::string_view> names) {
+std::vector<std::int64_t> JsonObject::numbers(std::string_view name, std::uint64_t most) const {
+    std::vector<std::int64_t> found;
+    for (const Json& each : list(name)) {
+        if (!is_whole(each, 0, most)) {
+            throw mismatch_error(whole_number(0, most), each, place(name), remedy_);
+        }
+        found.push_back(each.get<std::int64_t>());
+    }
+    return found;
+}
+
+std::string JsonObject::one_of(std::string_view name,
+                               std::initializer_list<std::string_view> known) const {
+    const std::string found = text(name);
+    if (std::find(known.begin(), known.end(), found) != known.end()) return found;
+    std::string names;
+    for (const std::string_view each : known) {
+        names += (names.empty() ? "one of " : ", ") + std::string(each);
+    }
+    refuse(name, names);
+}
+
+std::vector<JsonObject> JsonObject::steps(std::string_view name, std::string_view list) const {
+    std::vector<JsonObject> found;
+    if (has(name)) add_steps(object(name), list, found);
+    return found;
+}
+
+void JsonObject::skip(std::initializer_list<std::string_view> names) const {
     read_.insert(names.begin(), names.end());
 }
 
-void Fields::check_all_read() const {
-    for (const auto& [name, value] : object_.items()) {
-        if (read_.count(name) == 0 && !value.is_null()) {
+void JsonObject::check_all_read() const {
+    for (const auto& [name, value] : json_->items()) {
+        if (!read_.contains(name) && !value.is_null()) {
             refuse(name, "no such field: its meaning is unknown");
         }
     }
 }
 
-std::vector<std::pair<const SortedJson*, std::string>> steps_of(const SortedJson& component,
-                                                          const std::string& where,
-                                                          const std::string& list) {
-    std::vector<std::pair<const SortedJson*, std::string>> steps;
-    if (component.is_null()) return steps;
-    Fields fields(component, where);
-    if (fields.text("type") != "Sequence") {
-        return {{&component, where}};
+void JsonObject::check_known(std::initializer_list<std::string_view> names,
+                             const Json& made_by) const {
+    for (const auto& [name, value] : json_->items()) {
+        const bool is_known = std::find(names.begin(), names.end(), name) != names.end();
+        if (!is_known && !value.is_null()) {
+            throw Error(where_ + " has " + in_short(name) + " " + in_short(value) +
+                        ", which this version of dsbd_native does not know; use the version that "
+                        "made the bundle (" + in_short(made_by) + ") or a later one");
+        }
     }
-    const SortedJson& parts = fields.list(list);
-    fields.check_all_read();
-    for (std::size_t i = 0; i < parts.size(); ++i) {
-        const auto place = where + "[" + std::to_string(i) + "]";
-        for (auto& step : steps_of(parts[i], place, list)) steps.push_back(std::move(step));
-    }
-    return steps;
 }
 
 }  // namespace dsbd

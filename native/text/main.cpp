@@ -5,7 +5,6 @@
 //   {"encode": text, "special": true}    ids
 //   {"decode": ids, "special": false}    text; special: whether special tokens are spelled out
 //   {"stream": ids, "after": 0}          pieces, the rest last; after: so many ids are the prompt
-//   {"bytes": id}                        the token's bytes, each a number, and its name
 //   {"chat": messages, "variables": {"add_generation_prompt": true, "tools": [...]}}   text
 #include <iostream>
 #include <string>
@@ -17,55 +16,47 @@
 
 namespace {
 
-using dsbd::Fields;
 using dsbd::Json;
-using dsbd::SortedJson;
+using dsbd::JsonObject;
 
-std::vector<std::int64_t> ids_in(Fields& request, const char* name) {
+std::vector<std::int64_t> ids_in(const JsonObject& request, const char* name) {
     std::vector<std::int64_t> ids;
-    for (const SortedJson& id : request.list(name)) {
+    for (const Json& id : request.list(name)) {
         ids.push_back(id.is_number_integer() ? id.get<std::int64_t>() : -1);
     }
     return ids;
 }
 
-Json streamed(const dsbd::Tokenizer& tokenizer, Fields& request) {
+Json streamed(const dsbd::Tokenizer& tokenizer, const JsonObject& request) {
     const std::vector<std::int64_t> all = ids_in(request, "stream");
     const dsbd::TokenIds ids(all);
-    const auto after = std::min(static_cast<std::size_t>(request.count("after")), ids.size());
-    dsbd::StreamDecoder decoder(dsbd::TextWindow::after(tokenizer, ids.first(after)));
+    const auto after = std::min(request.number("after"), ids.size());
+    auto window = dsbd::TextWindow::after(tokenizer, ids.first(after));
     Json pieces = Json::array();
     for (std::size_t i = after; i < ids.size(); ++i) {
-        pieces.push_back(decoder.push(ids.subspan(i, 1)));
+        pieces.push_back(window.push(ids.subspan(i, 1)));
     }
-    pieces.push_back(decoder.finish());
+    pieces.push_back(window.rest());
     return pieces;
 }
 
-Json rendered(const std::string& folder, const Json& request) {
+Json rendered(const std::string& folder, const JsonObject& request) {
+    const Json& messages = request.value("chat");
     static const dsbd::ChatTemplate chat_template(folder);
-    return chat_template.render(request["chat"], request.value("variables", Json::object()));
+    return chat_template.render(messages, request.json().value("variables", Json::object()));
 }
 
 Json answer(const dsbd::Tokenizer& tokenizer, const std::string& folder, const std::string& line) {
-    const auto json = dsbd::json_from_text<SortedJson>(line, "a line");
-    Fields request(json, "a line");
-    if (request.find("encode") != nullptr) {
-        return tokenizer.encode(request.text("encode"), request.flag("special", true));
+    const auto json = dsbd::json_from_text(line, "a line");
+    const JsonObject request(json, "a line");
+    if (request.has("encode")) {
+        return tokenizer.encode(request.text("encode"), request.boolean("special", true));
     }
-    if (request.find("decode") != nullptr) {
-        return tokenizer.decode(ids_in(request, "decode"), !request.flag("special", false));
+    if (request.has("decode")) {
+        return tokenizer.decode(ids_in(request, "decode"), !request.boolean("special", false));
     }
-    if (request.find("stream") != nullptr) return streamed(tokenizer, request);
-    if (request.find("chat") != nullptr) {
-        return rendered(folder, dsbd::json_from_text(line, "a line"));
-    }
-    const std::int64_t id = request.count("bytes");
-    Json bytes = Json::array();
-    for (const char byte : tokenizer.bytes_of(id)) {
-        bytes.push_back(static_cast<unsigned char>(byte));
-    }
-    return {{"bytes", bytes}, {"name", tokenizer.name_of(id)}};
+    if (request.has("stream")) return streamed(tokenizer, request);
+    return rendered(folder, request);
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-#include "normalizer.hpp"
+#include "steps.hpp"
 
 #include <utility>
 
@@ -15,38 +15,31 @@ bool is_chinese(char32_t code) {
            (code >= 0xF900 && code <= 0xFAFF) || (code >= 0x2F800 && code <= 0x2FA1F);
 }
 
-/// Return a text without the characters for which `is_dropped`.
+/// Return a text with `map(code, character)` instead of each character.
+template <class Map>
+std::string mapped(std::string_view text, const Map& map) {
+    std::string found;
+    for_each_character(text, [&](char32_t code, std::string_view character) {
+        found += map(code, character);
+    });
+    return found;
+}
+
 template <class IsDropped>
 std::string without(std::string_view text, const IsDropped& is_dropped) {
-    std::string kept;
-    for_each_character(text, [&](char32_t code, std::string_view character) {
-        if (!is_dropped(code)) kept += character;
+    return mapped(text, [&](char32_t code, std::string_view character) {
+        return is_dropped(code) ? "" : character;
     });
-    return kept;
 }
 
-std::string clean_text(std::string_view text) {
-    std::string cleaned;
-    for_each_character(text, [&](char32_t code, std::string_view character) {
-        if (code == '\t' || code == '\n' || code == '\r') {
-            cleaned += ' ';
-        } else if (code != 0xFFFD && !is_control(code)) {
-            cleaned += is_space(code) ? " " : character;
-        }
-    });
-    return cleaned;
+std::string_view clean(char32_t code, std::string_view character) {
+    if (code == '\t' || code == '\n' || code == '\r') return " ";
+    if (code == 0xFFFD || is_control(code)) return "";
+    return is_space(code) ? " " : character;
 }
 
-std::string spaced_chinese(std::string_view text) {
-    std::string spaced;
-    for_each_character(text, [&](char32_t code, std::string_view character) {
-        if (is_chinese(code)) {
-            spaced.append(" ").append(character).append(" ");
-        } else {
-            spaced += character;
-        }
-    });
-    return spaced;
+std::string spaced_if_chinese(char32_t code, std::string_view character) {
+    return is_chinese(code) ? " " + std::string(character) + " " : std::string(character);
 }
 
 std::string stripped(std::string_view text, bool left, bool right) {
@@ -63,14 +56,14 @@ std::string stripped(std::string_view text, bool left, bool right) {
     return std::string(text.substr(begin, end - std::min(begin, end)));
 }
 
-std::function<std::string(std::string)> bert_normalizer(Fields& fields) {
-    const bool cleans = fields.flag("clean_text");
-    const bool spaces_chinese = fields.flag("handle_chinese_chars");
-    const bool lowers = fields.flag("lowercase");
-    const bool strips_accents = fields.flag("strip_accents", lowers);
+std::function<std::string(std::string)> bert_normalizer(const JsonObject& step) {
+    const bool cleans = step.boolean("clean_text");
+    const bool spaces_chinese = step.boolean("handle_chinese_chars");
+    const bool lowers = step.boolean("lowercase");
+    const bool strips_accents = step.boolean("strip_accents", lowers);
     return [=](std::string text) {
-        text = cleans ? clean_text(text) : text;
-        text = spaces_chinese ? spaced_chinese(text) : text;
+        text = cleans ? mapped(text, clean) : text;
+        text = spaces_chinese ? mapped(text, spaced_if_chinese) : text;
         if (strips_accents) text = without(normal_form(text, NormalForm::nfd), is_accent);
         return lowers ? lower_case(text) : text;
     };
@@ -78,8 +71,8 @@ std::function<std::string(std::string)> bert_normalizer(Fields& fields) {
 
 }  // namespace
 
-Pattern::Pattern(Fields& fields) {
-    Fields kind(fields.at("pattern"), fields.place("pattern"));
+Pattern::Pattern(const JsonObject& step) {
+    const JsonObject kind = step.object("pattern");
     if (const auto plain = kind.text_or_null("String")) {
         if (plain->empty()) kind.refuse("String", "a text that is not empty");
         plain_ = *plain;
@@ -104,8 +97,11 @@ std::string replaced(std::string_view text, const Pattern& pattern, std::string_
     return result;
 }
 
-Normalizer::Normalizer(const SortedJson& json, const std::string& where) {
-    for (const auto& [step, place] : steps_of(json, where, "normalizers")) add(*step, place);
+Normalizer::Normalizer(const JsonObject& tokenizer) {
+    for (const JsonObject& step : tokenizer.steps("normalizer", "normalizers")) {
+        add(step);
+        step.check_all_read();
+    }
 }
 
 std::string Normalizer::normalized(std::string text) const {
@@ -113,9 +109,8 @@ std::string Normalizer::normalized(std::string text) const {
     return text;
 }
 
-void Normalizer::add(const SortedJson& json, const std::string& where) {
-    Fields fields(json, where);
-    const std::string type = fields.text("type");
+void Normalizer::add(const JsonObject& step) {
+    const std::string type = step.text("type");
     const std::pair<std::string_view, NormalForm> forms[] = {{"NFC", NormalForm::nfc},
                                                              {"NFD", NormalForm::nfd},
                                                              {"NFKC", NormalForm::nfkc},
@@ -123,16 +118,16 @@ void Normalizer::add(const SortedJson& json, const std::string& where) {
     for (const auto& [name, form] : forms) {
         if (type == name) {
             steps_.push_back([form = form](std::string text) { return normal_form(text, form); });
-            return fields.check_all_read();
+            return;
         }
     }
     if (type == "Prepend") {
-        steps_.push_back([prefix = fields.text("prepend")](std::string text) {
+        steps_.push_back([prefix = step.text("prepend")](std::string text) {
             return text.empty() ? text : prefix + text;
         });
     } else if (type == "Replace") {
-        const Pattern pattern(fields);
-        const std::string content = fields.text("content");
+        const Pattern pattern(step);
+        const std::string content = step.text("content");
         const std::string& plain = pattern.plain();
         keeps_start_ = keeps_start_ && !content.empty() && !plain.empty() &&
                        scanned(plain, 0).length == plain.size();
@@ -141,20 +136,19 @@ void Normalizer::add(const SortedJson& json, const std::string& where) {
     } else if (type == "Lowercase") {
         steps_.push_back([](std::string text) { return lower_case(text); });
     } else if (type == "Strip") {
-        const bool left = fields.flag("strip_left");
-        const bool right = fields.flag("strip_right");
+        const bool left = step.boolean("strip_left");
+        const bool right = step.boolean("strip_right");
         steps_.push_back([=](std::string text) { return stripped(text, left, right); });
         keeps_start_ = keeps_start_ && !left;
     } else if (type == "StripAccents") {
         steps_.push_back([](std::string text) { return without(text, is_mark); });
         keeps_start_ = false;
     } else if (type == "BertNormalizer") {
-        steps_.push_back(bert_normalizer(fields));
+        steps_.push_back(bert_normalizer(step));
         keeps_start_ = false;
     } else {
-        fields.refuse("type", "a normalizer that is known here");
+        step.refuse("type", "a normalizer that is known here");
     }
-    fields.check_all_read();
 }
 
 }  // namespace dsbd

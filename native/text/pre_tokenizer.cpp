@@ -1,11 +1,8 @@
-#include "pre_tokenizer.hpp"
+#include "steps.hpp"
 
 #include <algorithm>
 #include <utility>
 
-#include "../core/error.hpp"
-#include "normalizer.hpp"
-#include "regex.hpp"
 #include "unicode.hpp"
 
 namespace dsbd {
@@ -38,34 +35,21 @@ std::vector<Part> parts_of(std::string_view text, const std::vector<Range>& matc
     return parts;
 }
 
-/// Join every match with the part before it, unless that is one that was joined by its own match.
-std::vector<Part> merged_with_previous(const std::vector<Part>& parts) {
-    std::vector<Part> merged;
+/// Join parts with the part before them where `joins` says so of a part and of the one before it.
+template <class Joins>
+std::vector<Part> joined(const std::vector<Part>& parts, const Joins& joins) {
+    std::vector<Part> found;
     bool was_match = false;
     for (const Part& part : parts) {
-        if (part.is_match && !was_match && !merged.empty()) {
-            Range& last = merged.back().range;
+        if (!found.empty() && joins(part.is_match, was_match)) {
+            Range& last = found.back().range;
             last = {std::min(last.begin, part.range.begin), std::max(last.end, part.range.end)};
         } else {
-            merged.push_back({part.range, false});
+            found.push_back({part.range, false});
         }
         was_match = part.is_match;
     }
-    return merged;
-}
-
-std::vector<Part> contiguous(const std::vector<Part>& parts) {
-    std::vector<Part> merged;
-    bool was_match = false;
-    for (const Part& part : parts) {
-        if (part.is_match == was_match && !merged.empty()) {
-            merged.back().range.end = part.range.end;
-        } else {
-            merged.push_back({part.range, false});
-        }
-        was_match = part.is_match;
-    }
-    return merged;
+    return found;
 }
 
 enum class Behavior { isolated, removed, contiguous, merged_with_previous, merged_with_next };
@@ -74,14 +58,13 @@ std::vector<Word> split(const Word& word, const std::vector<Range>& matches, Beh
                         bool is_inverted = false) {
     std::vector<Part> parts = parts_of(word.text, matches);
     for (Part& part : parts) part.is_match = part.is_match != is_inverted;
+    const bool is_backward = behavior == Behavior::merged_with_next;
     if (behavior == Behavior::contiguous) {
-        parts = contiguous(parts);
-    } else if (behavior == Behavior::merged_with_previous) {
-        parts = merged_with_previous(parts);
-    } else if (behavior == Behavior::merged_with_next) {
-        std::reverse(parts.begin(), parts.end());
-        parts = merged_with_previous(parts);
-        std::reverse(parts.begin(), parts.end());
+        parts = joined(parts, [](bool is_match, bool was_match) { return is_match == was_match; });
+    } else if (is_backward || behavior == Behavior::merged_with_previous) {
+        if (is_backward) std::reverse(parts.begin(), parts.end());
+        parts = joined(parts, [](bool is_match, bool was_match) { return is_match && !was_match; });
+        if (is_backward) std::reverse(parts.begin(), parts.end());
     }
     std::vector<Word> words;
     for (const auto& [range, is_match] : parts) {
@@ -110,23 +93,23 @@ Step character_split(const IsMatch& is_match, Behavior behavior) {
     };
 }
 
-Behavior behavior_in(Fields& fields, const std::string& name) {
+Behavior behavior_in(const JsonObject& step, const std::string& name) {
     const std::pair<std::string_view, Behavior> behaviors[] = {
         {"Isolated", Behavior::isolated},
         {"Removed", Behavior::removed},
         {"Contiguous", Behavior::contiguous},
         {"MergedWithPrevious", Behavior::merged_with_previous},
         {"MergedWithNext", Behavior::merged_with_next}};
-    const std::string found = fields.text(name);
+    const std::string found = step.text(name);
     for (const auto& [known, behavior] : behaviors) if (found == known) return behavior;
-    fields.refuse(name, "Isolated, Removed, Contiguous, MergedWithPrevious or MergedWithNext");
+    step.refuse(name, "Isolated, Removed, Contiguous, MergedWithPrevious or MergedWithNext");
 }
 
-Step byte_level(Fields& fields) {
-    const bool adds_space = fields.flag("add_prefix_space");
-    const bool has_words = fields.flag("use_regex", true);
-    fields.skip({"trim_offsets"});
-    return [adds_space, has_words, regex = Regex(gpt_2_words, fields.where())](const Word& word) {
+Step byte_level(const JsonObject& step) {
+    const bool adds_space = step.boolean("add_prefix_space");
+    const bool has_words = step.boolean("use_regex", true);
+    step.skip({"trim_offsets"});
+    return [adds_space, has_words, regex = Regex(gpt_2_words, step.where())](const Word& word) {
         Word spaced = word;
         if (adds_space && word.text.substr(0, 1) != " ") spaced.text = " " + word.text;
         std::vector<Word> words{spaced};
@@ -142,15 +125,15 @@ Step byte_level(Fields& fields) {
     };
 }
 
-Step metaspace(Fields& fields, bool& asks_for_start) {
-    const std::string replacement = fields.character("replacement");
-    const std::string scheme = fields.text_or_null("prepend_scheme").value_or("always");
-    const bool has_space = fields.flag("add_prefix_space", scheme != "never");
-    const bool splits = fields.flag("split", true);
-    fields.skip({"str_rep"});
+Step metaspace(const JsonObject& step, bool& asks_for_start) {
+    const std::string replacement = step.character("replacement");
+    const std::string scheme = step.text_or_null("prepend_scheme").value_or("always");
+    const bool has_space = step.boolean("add_prefix_space", scheme != "never");
+    const bool splits = step.boolean("split", true);
+    step.skip({"str_rep"});
     const bool is_known = scheme == "always" || scheme == "first" || scheme == "never";
     if (!is_known || (!has_space && scheme != "never")) {
-        fields.refuse("prepend_scheme", "always, first or never, as add_prefix_space says");
+        step.refuse("prepend_scheme", "always, first or never, as add_prefix_space says");
     }
     asks_for_start = asks_for_start || scheme == "first";
     return [=](const Word& word) {
@@ -203,8 +186,11 @@ std::optional<std::string> bytes_from_symbols(std::string_view text) {
     return are_bytes ? std::optional(bytes) : std::nullopt;
 }
 
-PreTokenizer::PreTokenizer(const SortedJson& json, const std::string& where) {
-    for (const auto& [step, place] : steps_of(json, where, "pretokenizers")) add(*step, place);
+PreTokenizer::PreTokenizer(const JsonObject& tokenizer) {
+    for (const JsonObject& step : tokenizer.steps("pre_tokenizer", "pretokenizers")) {
+        add(step);
+        step.check_all_read();
+    }
 }
 
 std::vector<Word> PreTokenizer::words(Word text) const {
@@ -219,36 +205,34 @@ std::vector<Word> PreTokenizer::words(Word text) const {
     return words;
 }
 
-void PreTokenizer::add(const SortedJson& json, const std::string& where) {
-    Fields fields(json, where);
-    const std::string type = fields.text("type");
+void PreTokenizer::add(const JsonObject& step) {
+    const std::string type = step.text("type");
     if (type == "ByteLevel") {
-        steps_.push_back(byte_level(fields));
+        steps_.push_back(byte_level(step));
     } else if (type == "Metaspace") {
-        steps_.push_back(metaspace(fields, asks_for_start_));
+        steps_.push_back(metaspace(step, asks_for_start_));
     } else if (type == "Split") {
-        const Behavior behavior = behavior_in(fields, "behavior");
-        const bool is_inverted = fields.flag("invert");
-        steps_.push_back([=, pattern = Pattern(fields)](const Word& word) {
+        const Behavior behavior = behavior_in(step, "behavior");
+        const bool is_inverted = step.boolean("invert");
+        steps_.push_back([=, pattern = Pattern(step)](const Word& word) {
             return split(word, pattern.find_all(word.text), behavior, is_inverted);
         });
     } else if (type == "Digits") {
-        const bool each = fields.flag("individual_digits");
+        const bool each = step.boolean("individual_digits");
         steps_.push_back(
             character_split(is_numeric, each ? Behavior::isolated : Behavior::contiguous));
     } else if (type == "Punctuation") {
-        const bool is_given = fields.find("behavior") != nullptr;
+        const bool is_given = step.has("behavior");
         steps_.push_back(character_split(
-            is_punctuation, is_given ? behavior_in(fields, "behavior") : Behavior::isolated));
+            is_punctuation, is_given ? behavior_in(step, "behavior") : Behavior::isolated));
     } else if (type == "WhitespaceSplit") {
         steps_.push_back(character_split(is_space, Behavior::removed));
     } else if (type == "BertPreTokenizer") {
         steps_.push_back(character_split(is_space, Behavior::removed));
         steps_.push_back(character_split(is_punctuation, Behavior::isolated));
     } else {
-        fields.refuse("type", "a pre-tokenizer that is known here");
+        step.refuse("type", "a pre-tokenizer that is known here");
     }
-    fields.check_all_read();
 }
 
 }  // namespace dsbd

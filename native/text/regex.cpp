@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <cstdint>
 #include <cstdio>
 #include <optional>
 #include <set>
@@ -13,6 +14,16 @@
 #include "../core/error.hpp"
 #include "unicode.hpp"
 #include "unicode_tables.hpp"
+
+// Patterns are interpreted. PCRE2 calls these functions for patterns compiled to machine code alone;
+// defined here, they keep that compiler (240 kB) of a static PCRE2 out of the library.
+#define NEVER_CALLED extern "C" __attribute__((weak, visibility("hidden")))
+NEVER_CALLED int _pcre2_jit_check_exec_8() { return 0; }
+NEVER_CALLED void _pcre2_jit_free_8(void*, void*) {}
+NEVER_CALLED int pcre2_jit_match_8(const pcre2_code_8*, PCRE2_SPTR8, PCRE2_SIZE, PCRE2_SIZE,
+                                   std::uint32_t, pcre2_match_data_8*, pcre2_match_context_8*) {
+    return PCRE2_ERROR_JIT_BADOPTION;
+}
 
 namespace dsbd {
 
@@ -220,16 +231,9 @@ private:
 
 }  // namespace
 
-std::string pcre2_from_oniguruma(std::string_view pattern, const std::string& where) {
-    if (!is_valid(pattern)) {
-        throw Error(where + ": a regular expression is not UTF-8; export the bundle again");
-    }
-    return Translator(pattern, where).translated();
-}
-
 Regex::Regex(std::string_view pattern, const std::string& where) {
     // Lines end with LF alone, and ^ and $ are ends of lines, as in Oniguruma.
-    const std::string source = "(*LF)" + pcre2_from_oniguruma(pattern, where);
+    const std::string source = "(*LF)" + Translator(pattern, where).translated();
     int problem = 0;
     PCRE2_SIZE place = 0;
     pcre2_code* code =
@@ -243,7 +247,6 @@ Regex::Regex(std::string_view pattern, const std::string& where) {
                     "); use the C library or callbacks for this tokenizer");
     }
     code_ = std::shared_ptr<const void>(code, [code](const void*) { pcre2_code_free(code); });
-    pcre2_jit_compile(code, PCRE2_JIT_COMPLETE);  // where it cannot, matching is slower
 }
 
 std::vector<Range> Regex::find_all(std::string_view text) const {
@@ -255,12 +258,8 @@ std::vector<Range> Regex::find_all(std::string_view text) const {
     std::size_t start = 0;
     std::optional<std::size_t> last_end;
     while (start <= text.size()) {
-        int result = pcre2_match(code, subject, text.size(), start, PCRE2_NO_UTF_CHECK,
-                                 found.get(), nullptr);
-        if (result == PCRE2_ERROR_JIT_STACKLIMIT) {
-            result = pcre2_match(code, subject, text.size(), start,
-                                 PCRE2_NO_UTF_CHECK | PCRE2_NO_JIT, found.get(), nullptr);
-        }
+        const int result = pcre2_match(code, subject, text.size(), start, PCRE2_NO_UTF_CHECK,
+                                       found.get(), nullptr);
         if (result == PCRE2_ERROR_NOMATCH) break;
         if (result < 0) {
             throw Error("the tokenizer's regular expression fails for a text of " +

@@ -30,7 +30,4 @@ private:
 /// The places of a plain text, which is not empty.
 std::vector<Range> find_all(std::string_view text, std::string_view plain);
 
-/// Return a pattern as PCRE2 reads it.
-std::string pcre2_from_oniguruma(std::string_view pattern, const std::string& where);
-
 }  // namespace dsbd

@@ -15,26 +15,11 @@ constexpr std::size_t most_bytes = 4;  // of a UTF-8 character
 constexpr std::size_t num_context = 4;
 constexpr std::size_t most_tokens = 2 * num_context;
 
-std::string characters(std::string_view text, std::size_t begin, std::size_t end) {
-    std::string found;
-    std::size_t index = 0;
-    for_each_character(text, [&](char32_t, std::string_view character) {
-        if (index >= begin && index < end) found += character;
-        ++index;
-    });
-    return found;
-}
-
-bool ends_with_replacement(std::string_view text) {
-    return text.size() >= replacement_character.size() &&
-           text.substr(text.size() - replacement_character.size()) == replacement_character;
-}
-
 /// Return how many characters at the end of a text belong to an incomplete character.
 std::size_t num_unfinished(const Tokenizer& tokenizer, TokenIds tokens, std::string_view text) {
     if (!tokenizer.joints().is_local) {  // which bytes they are is not known
         std::size_t count = 0;
-        for (; ends_with_replacement(text); ++count) {
+        for (; text.ends_with(replacement_character); ++count) {
             text.remove_suffix(replacement_character.size());
         }
         return count;
@@ -47,9 +32,7 @@ std::size_t num_unfinished(const Tokenizer& tokenizer, TokenIds tokens, std::str
 
 /// Return the last tokens that the text of further tokens depends on.
 std::vector<std::int64_t> end_of(const Tokenizer& tokenizer, TokenIds token_ids) {
-    if (!tokenizer.joints().is_local) {
-        return {token_ids.begin(), token_ids.end()};
-    }
+    if (!tokenizer.joints().is_local) return {token_ids.begin(), token_ids.end()};
     std::vector<std::int64_t> found;
     std::size_t num_before_run = 0;
     for (std::size_t i = token_ids.size(); i > 0 && num_before_run < num_context; --i) {
@@ -63,20 +46,11 @@ std::vector<std::int64_t> end_of(const Tokenizer& tokenizer, TokenIds token_ids)
     return found;
 }
 
-std::vector<std::int64_t> joined(TokenIds first, TokenIds second, TokenIds third = {}) {
-    std::vector<std::int64_t> all(first.begin(), first.end());
-    all.insert(all.end(), second.begin(), second.end());
-    all.insert(all.end(), third.begin(), third.end());
-    return all;
-}
-
-constexpr std::size_t end_of_text = static_cast<std::size_t>(-1);
-
 }  // namespace
 
 TextWindow TextWindow::after(const Tokenizer& tokenizer, TokenIds token_ids) {
     TextWindow window(tokenizer);
-    window.extend(end_of(tokenizer, token_ids));
+    window.push(end_of(tokenizer, token_ids));
     if (!window.run_.empty()) {
         window.give_characters_of_run();
         return window;
@@ -87,30 +61,28 @@ TextWindow TextWindow::after(const Tokenizer& tokenizer, TokenIds token_ids) {
     return window;
 }
 
-std::size_t TextWindow::num_dropped_spaces() const {
-    const bool has_text = !tokens_.empty() || !run_.empty();
-    return has_text ? 0 : tokenizer_->joints().num_dropped_spaces;
+/// Return the text of the tokens and of these of the run that was not returned yet.
+std::string TextWindow::text_after_given(TokenIds run) const {
+    std::vector<std::int64_t> all = tokens_;
+    all.insert(all.end(), run.begin(), run.end());
+    return characters(tokenizer_->decode(all), num_given_);
 }
 
-std::string TextWindow::text_of(TokenIds token_ids) const {
-    return characters(tokenizer_->decode(joined(tokens_, run_, token_ids)), num_given_,
-                      end_of_text);
-}
-
-std::string TextWindow::extend(TokenIds token_ids) {
+std::string TextWindow::push(TokenIds token_ids) {
     const std::size_t num_before = tokens_.size();
     for (const std::int64_t token : token_ids) if (tokenizer_->adds_text(token)) add(token);
     return tokens_.size() == num_before ? "" : give_text();
 }
 
-std::string TextWindow::end_of_rest(std::size_t num_wanted) const {
-    if (!tokenizer_->joints().is_local) return rest();
+std::string TextWindow::rest(std::size_t num_characters) const {
+    if (num_characters == 0 || !tokenizer_->joints().is_local) {
+        return run_.empty() && num_held_ == 0 ? "" : text_after_given(run_);
+    }
     if (run_.empty() || !unfinished_.empty()) return "";
-    const std::size_t most = most_bytes * num_wanted;
+    const std::size_t most = most_bytes * num_characters;
     std::size_t start = run_.size() > most ? run_.size() - most : 0;
     while ((static_cast<unsigned char>(*tokenizer_->byte_of(run_[start])) & 0xC0) == 0x80) ++start;
-    return characters(tokenizer_->decode(joined(tokens_, TokenIds(run_).subspan(start))),
-                      num_given_, end_of_text);
+    return text_after_given(TokenIds(run_).subspan(start));
 }
 
 void TextWindow::add(std::int64_t token_id) {
@@ -155,7 +127,7 @@ std::string TextWindow::give_text() {
         return "";
     }
     const std::string text = tokenizer_->decode(tokens_);
-    num_held_ = joints.joins_bytes && ends_with_replacement(text) ? 1 : 0;
+    num_held_ = joints.joins_bytes && text.ends_with(replacement_character) ? 1 : 0;
     const std::size_t num_given = std::max(num_characters(text) - num_held_, num_given_);
     std::string piece = characters(text, num_given_, num_given);
     num_given_ = num_given;
@@ -176,17 +148,6 @@ void TextWindow::give_characters_of_run() {
         num_given_ = num_characters(tokenizer_->decode(tokens_));
         run_.erase(run_.begin(), run_.begin() + static_cast<std::ptrdiff_t>(num_finished));
     }
-}
-
-std::string whole_text(const Tokenizer& tokenizer, TokenIds token_ids) {
-    const TextWindow window = TextWindow::after(tokenizer, token_ids);
-    std::size_t end = token_ids.size();
-    for (std::size_t num_unfinished = window.run_.size(); num_unfinished > 0;) {
-        --end;
-        num_unfinished -= tokenizer.adds_text(token_ids[end]);
-    }
-    const std::string text = tokenizer.decode(token_ids.first(end));
-    return characters(text, 0, num_characters(text) - window.num_held_);
 }
 
 }  // namespace dsbd

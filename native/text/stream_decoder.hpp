@@ -8,43 +8,46 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "tokenizer.hpp"
 
 namespace dsbd {
 
+/// Text of a growing token sequence after a prompt. Copies go on from the same place.
+class TextRun {
+public:
+    virtual ~TextRun() = default;
+    virtual std::unique_ptr<TextRun> copied() const = 0;
+    /// Take the next tokens; return the text that is certain now and was not returned yet.
+    virtual std::string push(TokenIds token_ids) = 0;
+    /// Return the text that is not certain yet, an unfinished character as U+FFFD; or with
+    /// `num_characters` its end, at least so many if it is that long and its end is certain.
+    virtual std::string rest(std::size_t num_characters = 0) const = 0;
+};
+
 /// The end of a token sequence: all of it that further text depends on. Paths with a common
 /// beginning can share it; without tokens it is the start of a text.
-class TextWindow {
+class TextWindow final : public TextRun {
 public:
     explicit TextWindow(const Tokenizer& tokenizer) : tokenizer_(&tokenizer) {}
-    /// Return the window after a prompt, whose `whole_text` counts as returned.
+    /// Return the window after a prompt, whose text counts as returned, except for an incomplete
+    /// character at its end.
     static TextWindow after(const Tokenizer& tokenizer, TokenIds token_ids);
 
-    /// Whether all text was returned.
-    bool is_certain() const { return run_.empty() && num_held_ == 0; }
-    /// Number of spaces dropped here: 0 except at the beginning of a text.
-    std::size_t num_dropped_spaces() const;
-    std::string text_of(TokenIds token_ids) const;
-    /// Take the next tokens; return the text that is certain now and was not returned yet.
-    std::string extend(TokenIds token_ids);
-    /// Return the text that is not certain yet, an unfinished character as U+FFFD.
-    std::string rest() const { return is_certain() ? "" : text_of({}); }
-    /// Return the end of the uncertain text, at least so many characters if it is that long.
-    ///
-    /// The work does not grow with the run. An incomplete character, and a whole run that ends in
-    /// one, are left out.
-    std::string end_of_rest(std::size_t num_wanted) const;
+    std::unique_ptr<TextRun> copied() const override { return std::make_unique<TextWindow>(*this); }
+    std::string push(TokenIds token_ids) override;
+    /// With `num_characters` the work does not grow with the run; an incomplete character, and a
+    /// whole run that ends in one, are left out.
+    std::string rest(std::size_t num_characters = 0) const override;
 
 private:
-    friend std::string whole_text(const Tokenizer& tokenizer, TokenIds token_ids);
-
     void add(std::int64_t token_id);
     void end_run();
     std::string give_text();
+    std::string text_after_given(TokenIds run) const;
     void give_characters_of_run();
 
     const Tokenizer* tokenizer_;
@@ -54,30 +57,6 @@ private:
     std::vector<std::int64_t> run_;      // byte tokens at the end that are UTF-8 so far
     std::string unfinished_;             // the last bytes of `run_`, where they begin a character
     std::vector<std::int64_t> invalid_;  // those that made the run at the end of `tokens_` invalid
-};
-
-/// Return the text of tokens, without an incomplete character at their end.
-std::string whole_text(const Tokenizer& tokenizer, TokenIds token_ids);
-
-/// Incremental decoder of tokens.
-class StreamDecoder {
-public:
-    /// start: `TextWindow::after` a prompt, or `TextWindow(tokenizer)`, a new text.
-    explicit StreamDecoder(TextWindow start) : start_(start), window_(std::move(start)) {}
-
-    /// Take the next tokens; return the text that is certain now and was not returned yet.
-    std::string push(TokenIds token_ids) { return window_.extend(token_ids); }
-
-    /// Return the rest, an unfinished character as U+FFFD, and begin again.
-    std::string finish() {
-        std::string rest = window_.rest();
-        window_ = start_;
-        return rest;
-    }
-
-private:
-    TextWindow start_;
-    TextWindow window_;
 };
 
 }  // namespace dsbd

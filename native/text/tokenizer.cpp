@@ -1,50 +1,48 @@
 #include "tokenizer.hpp"
 
 #include <algorithm>
+#include <array>
 #include <utility>
 
 #include "../core/error.hpp"
 #include "added_tokens.hpp"
-#include "post_processor.hpp"
 #include "unicode.hpp"
 
 namespace dsbd {
 
 namespace {
 
-/// Return an entry of tokenizer.json, null if it is absent.
-const SortedJson& entry(const SortedJson& json, const char* name) {
-    static const SortedJson null;
-    const auto found = json.find(name);
-    return found == json.end() ? null : *found;
+/// Ids by token, as they are in the file.
+using Ids = std::map<std::string, Json>;
+
+/// Return the content of tokenizer.json, except for the fields of model.vocab: those are added to
+/// `ids`, as Json is slow with so many.
+Json content_of(const std::filesystem::path& file, Ids& ids) {
+    std::array<std::string, 4> names;  // of the field at each depth
+    return json_from_file(file, [&](int depth, Json::parse_event_t event, Json& value) {
+        const auto level = static_cast<std::size_t>(depth);
+        const bool is_name = event == Json::parse_event_t::key;
+        if (is_name && level < names.size()) names[level] = value.get<std::string>();
+        const bool is_token = level == 3 && names[1] == "model" && names[2] == "vocab";
+        if (is_token && event == Json::parse_event_t::value) ids[names[3]] = value;
+        return !(is_token && is_name);
+    });
 }
 
 /// Return the normalizer if it is understood, and why it is not.
-std::pair<std::unique_ptr<const Normalizer>, std::string> normalizer_of(const SortedJson& json,
-                                                                        const std::string& where) {
+std::pair<std::unique_ptr<const Normalizer>, std::string> normalizer_of(const JsonObject& json) {
     try {
-        return {std::make_unique<Normalizer>(entry(json, "normalizer"), where + ": normalizer"), ""};
+        return {std::make_unique<Normalizer>(json), ""};
     } catch (const Error& error) {
         return {nullptr, error.what()};
     }
 }
 
-Vocabulary vocabulary_of(const SortedJson& json, const std::string& where) {
-    Fields model(entry(json, "model"), where + ": model");
-    return Vocabulary(model);
-}
-
-std::string without_begin(std::string_view text, std::string_view begin) {
-    return std::string(text.substr(0, begin.size()) == begin ? text.substr(begin.size()) : text);
-}
-
 }  // namespace
 
 struct Tokenizer::TextOut {
-    TextOut(const SortedJson& json, const Normalizer* normalizer, const std::string& where)
-        : vocabulary(vocabulary_of(json, where)),
-          added(entry(json, "added_tokens"), vocabulary, normalizer, where + ": added_tokens"),
-          decoder(entry(json, "decoder"), where + ": decoder") {}
+    TextOut(const JsonObject& json, const Ids& ids, const Normalizer* normalizer)
+        : vocabulary(json.object("model"), ids), added(json, vocabulary, normalizer), decoder(json) {}
 
     /// Return a token as the decoder gets it, nullptr for an unknown id.
     const std::string* spelling_of(std::int64_t id) const {
@@ -58,21 +56,15 @@ struct Tokenizer::TextOut {
 };
 
 struct Tokenizer::TextIn {
-    TextIn(const SortedJson& json, std::unique_ptr<const Normalizer> given, const TextOut& out,
-           const std::string& where)
-        : normalizer(std::move(given)),
-          pre_tokenizer(entry(json, "pre_tokenizer"), where + ": pre_tokenizer"),
-          post_processor(entry(json, "post_processor"), where + ": post_processor") {
-        Fields fields(json, where);
-        const auto version = fields.text_or_null("version");
-        if (version && version != "1.0") fields.refuse("version", "1.0");
-        Fields model_fields(fields.at("model"), where + ": model");
-        model = word_model(model_fields, out.vocabulary);
-        fields.skip({"truncation", "padding", "added_tokens", "normalizer", "pre_tokenizer",
-                     "post_processor", "decoder"});
-        fields.check_all_read();
+    TextIn(const JsonObject& json, std::unique_ptr<const Normalizer> given, const TextOut& out)
+        : normalizer(std::move(given)), pre_tokenizer(json), post_processor(json) {
+        const auto version = json.text_or_null("version");
+        if (version && version != "1.0") json.refuse("version", "1.0");
+        model = word_model(json.object("model"), out.vocabulary);
+        json.skip({"truncation", "padding"});
+        json.check_all_read();
         if (pre_tokenizer.asks_for_start() && !normalizer->keeps_start()) {
-            fields.refuse("pre_tokenizer", "no prepend_scheme first after a normalizer that may "
+            json.refuse("pre_tokenizer", "no prepend_scheme first after a normalizer that may "
                                            "drop the beginning of a text");
         }
     }
@@ -86,23 +78,21 @@ struct Tokenizer::TextIn {
 Tokenizer::Tokenizer(const std::filesystem::path& folder,
                      std::optional<std::int64_t> bos_token_id) {
     const std::filesystem::path file = folder / "tokenizer.json";
-    const std::string where = file.string();
-    const SortedJson json = json_from_file<SortedJson>(file);
-    auto [normalizer, refusal] = normalizer_of(json, where);
-    out_ = std::make_unique<TextOut>(json, normalizer.get(), where);
+    Ids ids;
+    const Json content = content_of(file, ids);
+    const JsonObject json(content, file.string(), "use the C library or callbacks for this tokenizer");
+    auto [normalizer, refusal] = normalizer_of(json);
+    out_ = std::make_unique<TextOut>(json, ids, normalizer.get());
     if (normalizer == nullptr) {
         encoding_refusal_ = refusal;
     } else {
         try {
-            in_ = std::make_unique<TextIn>(json, std::move(normalizer), *out_, where);
+            in_ = std::make_unique<TextIn>(json, std::move(normalizer), *out_);
         } catch (const Error& error) {
             encoding_refusal_ = error.what();
         }
     }
-    for (const auto& [id, token] : out_->added.by_id()) {
-        if (token.is_special) special_token_ids_.insert(id);
-    }
-    const std::size_t num_tokens = out_->vocabulary.size() + out_->added.by_id().size();
+    const std::size_t num_tokens = out_->vocabulary.size() + out_->added.size();
     adds_text_ = std::vector<std::atomic<std::uint8_t>>(num_tokens);
     letter_ = first_letter();
     if (bos_token_id && in_ != nullptr) read_bos_token(folder, *bos_token_id);
@@ -113,8 +103,8 @@ Tokenizer::~Tokenizer() = default;
 void Tokenizer::read_bos_token(const std::filesystem::path& folder, std::int64_t bos_token_id) {
     const std::filesystem::path file = folder / "tokenizer_config.json";
     if (!std::filesystem::exists(file)) return;
-    const SortedJson config = json_from_file<SortedJson>(file);
-    const bool adds = config.is_object() && entry(config, "add_bos_token") == SortedJson(true);
+    const Json config = json_from_file(file);
+    const bool adds = config.is_object() && config.value("add_bos_token", Json()) == Json(true);
     const std::vector<std::int64_t> around = encode("");
     if (adds && std::find(around.begin(), around.end(), bos_token_id) == around.end()) {
         added_first_ = {bos_token_id};
@@ -156,40 +146,15 @@ std::string Tokenizer::decode(TokenIds token_ids, bool skip_special_tokens) cons
 
 const TextJoints& Tokenizer::joints() const { return out_->decoder.joints(); }
 
-std::string Tokenizer::bytes_of(std::int64_t token_id) const {
-    const AddedToken* added = out_->added.find(token_id);
-    const std::string* token = added == nullptr ? out_->vocabulary.token_of(token_id) : &added->content;
-    if (token == nullptr) return "";
-    if (const auto byte = byte_of(token_id)) return std::string(1, *byte);
-    if (joints().joins_bytes) if (auto bytes = bytes_from_symbols(*token)) return *bytes;
-    const std::int64_t ids[] = {letter_, token_id, letter_};
-    const std::string before = decode({ids, 1}, false);
-    const std::int64_t letters[] = {letter_, letter_};
-    const std::string after = without_begin(decode(letters, false), before);
-    std::string text = without_begin(decode(ids, false), before);
-    if (text.size() >= after.size() &&
-        text.compare(text.size() - after.size(), std::string::npos, after) == 0) {
-        text.resize(text.size() - after.size());
-    }
-    return text;
-}
-
 std::string Tokenizer::piece(std::int64_t token_id) const {
     const AddedToken* added = out_->added.find(token_id);
     const std::string* token = added == nullptr ? out_->vocabulary.token_of(token_id) : &added->content;
-    return token == nullptr ? "<" + std::to_string(token_id) + ">" : *token;
+    return token == nullptr ? "" : *token;
 }
 
-std::string Tokenizer::name_of(std::int64_t token_id) const {
-    const std::string bytes = bytes_of(token_id);
-    if (is_valid(bytes)) return bytes.empty() ? piece(token_id) : bytes;
-    std::string name;
-    for (const char byte : bytes) {
-        constexpr std::string_view digits = "0123456789abcdef";
-        const auto value = static_cast<unsigned char>(byte);
-        name.append("\\x").append({digits[value >> 4], digits[value & 15]});
-    }
-    return name;
+std::string Tokenizer::bytes_of(std::int64_t token_id) const {
+    const std::string token = piece(token_id);
+    return bytes_from_symbols(token).value_or(token);
 }
 
 std::optional<char> Tokenizer::byte_of(std::int64_t token_id) const {

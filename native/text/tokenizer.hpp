@@ -9,13 +9,12 @@
 #include <filesystem>
 #include <memory>
 #include <optional>
-#include <set>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "decoder.hpp"
+#include "steps.hpp"
 
 namespace dsbd {
 
@@ -44,17 +43,8 @@ public:
     /// Return the text without special tokens; bytes that are not UTF-8 become U+FFFD.
     std::string decode(TokenIds token_ids, bool skip_special_tokens = true) const;
 
-    /// Return a token's own bytes, those that it adds in the middle of a text.
-    ///
-    /// A special token is spelled out; an id outside the vocabulary has no bytes.
+    /// Return the bytes that a token of a byte-level tokenizer is.
     std::string bytes_of(std::int64_t token_id) const;
-    /// Return a token's text, \xe2\x82 of a part of a character, else as the vocabulary spells it.
-    std::string name_of(std::int64_t token_id) const;
-    /// Return a token as the vocabulary spells it, <id> for an unknown id.
-    std::string piece(std::int64_t token_id) const;
-    /// The tokens that are no text, such as the end of a sequence.
-    const std::set<std::int64_t>& special_token_ids() const { return special_token_ids_; }
-
     const TextJoints& joints() const;
     /// Return the byte that a token is in a run of bytes, no value for every other token.
     std::optional<char> byte_of(std::int64_t token_id) const;
@@ -69,12 +59,13 @@ private:
 
     void read_bos_token(const std::filesystem::path& folder, std::int64_t bos_token_id);
     std::int64_t first_letter() const;
+    /// Return a token as the vocabulary spells it, an empty text for an unknown id.
+    std::string piece(std::int64_t token_id) const;
 
     std::unique_ptr<const TextOut> out_;
     std::unique_ptr<const TextIn> in_;
     std::string encoding_refusal_;
     std::vector<std::int64_t> added_first_;
-    std::set<std::int64_t> special_token_ids_;
     std::int64_t letter_ = 0;
     // by token: 0 not computed yet, 1 does not add text, 2 does
     mutable std::vector<std::atomic<std::uint8_t>> adds_text_;

@@ -1,5 +1,6 @@
 #include "unicode.hpp"
 
+#include <algorithm>
 #include <cstdlib>
 #include <utility>
 
@@ -49,6 +50,21 @@ std::size_t num_characters(std::string_view text) {
     std::size_t count = 0;
     for_each_character(text, [&](char32_t, std::string_view) { ++count; });
     return count;
+}
+
+std::string characters(std::string_view text, std::size_t begin, std::size_t end) {
+    std::string found;
+    std::size_t index = 0;
+    for_each_character(text, [&](char32_t, std::string_view character) {
+        if (index >= begin && index < end) found += character;
+        ++index;
+    });
+    return found;
+}
+
+std::string last_characters(std::string_view text, std::size_t number) {
+    const std::size_t all = num_characters(text);
+    return characters(text, all - std::min(all, number));
 }
 
 bool is_valid(std::string_view bytes) {
@@ -141,7 +157,8 @@ bool is_punctuation(char32_t code) {
 
 bool is_accent(char32_t code) {
     return (category(code) == UTF8PROC_CATEGORY_MN && later_kind(code) == 0 &&
-            range_of(code, unknown_accents) == nullptr) ||
+            range_of(code, unknown_accents) == nullptr &&
+            range_of(code, unnormalized) == nullptr) ||
            code == 0x1734;
 }
 

@@ -31,6 +31,11 @@ void for_each_character(std::string_view text, const Visit& visit) {
 }
 
 std::size_t num_characters(std::string_view text);
+/// Return the characters of a text from number `begin` on, to the one before number `end`.
+std::string characters(std::string_view text, std::size_t begin,
+                       std::size_t end = std::string_view::npos);
+/// Return at most so many characters, the last ones of a text.
+std::string last_characters(std::string_view text, std::size_t number);
 bool is_valid(std::string_view bytes);
 /// Whether bytes end within a character, or after two bytes of a surrogate: Python finds those by
 /// their last byte.

@@ -2,33 +2,30 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <limits>
 
 #include "../core/error.hpp"
 #include "unicode.hpp"
 
 namespace dsbd {
 
-Vocabulary::Vocabulary(Fields& model) {
-    const SortedJson& entries = model.at("vocab");
-    const auto add = [&](std::string token, std::int64_t id, bool is_unique) {
-        const bool is_new = id_by_token_.insert_or_assign(token, id).second || !is_unique;
-        if (!is_new || !token_by_id_.emplace(id, std::move(token)).second) {
-            model.refuse("vocab", "another id for every token");
-        }
-    };
-    for (const auto& [token, id] : entries.items()) {
-        if (entries.is_array()) {
-            if (!id.is_array() || id.size() != 2 || !id[0].is_string() || !id[1].is_number()) {
+Vocabulary::Vocabulary(const JsonObject& model, const std::map<std::string, Json>& ids) {
+    const Json& entries = model.value("vocab");
+    if (!entries.is_object()) {
+        for (const Json& entry : model.list("vocab")) {
+            if (!entry.is_array() || entry.size() != 2 || !entry[0].is_string() ||
+                !entry[1].is_number()) {
                 model.refuse("vocab", "pairs of a token and its score");
             }
-            add(id[0].get<std::string>(), static_cast<std::int64_t>(token_by_id_.size()), false);
-        } else if (!entries.is_object() || !id.is_number_unsigned() ||
-                   id.get<std::uint64_t>() > std::numeric_limits<std::int32_t>::max()) {
-            model.refuse("vocab", "ids from 0 to 2147483647 by token");
-        } else {
-            add(token, id.get<std::int64_t>(), true);
+            const auto id = static_cast<std::int64_t>(token_by_id_.size());
+            id_by_token_[entry[0].get<std::string>()] = id;
+            token_by_id_[id] = entry[0].get<std::string>();
         }
+    }
+    for (const auto& [token, id] : ids) {
+        if (!is_whole(id) || !token_by_id_.emplace(id.get<std::int64_t>(), token).second) {
+            model.refuse("vocab", "an id of its own, up to 2147483647, for every token");
+        }
+        id_by_token_[token] = id.get<std::int64_t>();
     }
 }
 
@@ -42,10 +39,16 @@ const std::string* Vocabulary::token_of(std::int64_t id) const {
     return found == token_by_id_.end() ? nullptr : &found->second;
 }
 
-std::optional<std::int64_t> Vocabulary::id_of_byte(char byte) const {
-    char token[8];
-    std::snprintf(token, sizeof token, "<0x%02X>", static_cast<unsigned char>(byte));
-    return id_of(token);
+std::vector<std::int64_t> Vocabulary::bytes_of(std::string_view text) const {
+    std::vector<std::int64_t> ids;
+    for (const char byte : text) {
+        char token[8];
+        std::snprintf(token, sizeof token, "<0x%02X>", static_cast<unsigned char>(byte));
+        const auto id = id_of(token);
+        if (!id) return {};
+        ids.push_back(*id);
+    }
+    return ids;
 }
 
 namespace {
@@ -53,12 +56,12 @@ namespace {
 /// Takes the longest token that a word begins with, again and again.
 class WordPiece final : public WordModel {
 public:
-    WordPiece(Fields& fields, const Vocabulary& vocabulary)
+    WordPiece(const JsonObject& model, const Vocabulary& vocabulary)
         : vocabulary_(vocabulary),
-          prefix_(fields.text("continuing_subword_prefix")),
-          most_characters_(static_cast<std::size_t>(fields.count("max_input_chars_per_word"))) {
-        const auto unknown = vocabulary.id_of(fields.text("unk_token"));
-        if (!unknown) fields.refuse("unk_token", "a token of the vocabulary");
+          prefix_(model.text("continuing_subword_prefix")),
+          most_characters_(model.number("max_input_chars_per_word")) {
+        const auto unknown = vocabulary.id_of(model.text("unk_token"));
+        if (!unknown) model.refuse("unk_token", "a token of the vocabulary");
         unknown_ = *unknown;
     }
 
@@ -104,15 +107,15 @@ private:
 /// Takes the tokens of the highest sum of scores.
 class Unigram final : public WordModel {
 public:
-    Unigram(Fields& fields, const Vocabulary& vocabulary)
-        : vocabulary_(vocabulary), falls_back_to_bytes_(fields.flag("byte_fallback", false)) {
-        if (fields.find("unk_id") != nullptr) {
-            unknown_ = fields.count("unk_id");
+    Unigram(const JsonObject& model, const Vocabulary& vocabulary)
+        : vocabulary_(vocabulary), falls_back_to_bytes_(model.boolean("byte_fallback", false)) {
+        if (model.has("unk_id")) {
+            unknown_ = static_cast<std::int64_t>(model.number("unk_id"));
             if (vocabulary.token_of(*unknown_) == nullptr) {
-                fields.refuse("unk_id", "an id of the vocabulary");
+                model.refuse("unk_id", "an id of the vocabulary");
             }
         }
-        for (const SortedJson& entry : fields.list("vocab")) {
+        for (const Json& entry : model.list("vocab")) {
             scores_.push_back(entry[1].get<double>());
             longest_ = std::max(longest_, entry[0].get_ref<const std::string&>().size());
         }
@@ -181,12 +184,8 @@ private:
             return;
         }
         std::vector<std::int64_t> bytes;
-        for (const char byte : falls_back_to_bytes_ ? piece : "") {
-            if (const auto id = vocabulary_.id_of_byte(byte)) bytes.push_back(*id);
-        }
-        if (bytes.size() != piece.size()) {
-            bytes = {unknown_or_refused(piece)};
-        }
+        if (falls_back_to_bytes_) bytes = vocabulary_.bytes_of(piece);
+        if (bytes.empty()) bytes = {unknown_or_refused(piece)};
         ids.insert(ids.end(), bytes.begin(), bytes.end());
     }
 
@@ -208,20 +207,20 @@ std::int64_t Unigram::unknown_or_refused(std::string_view word) const {
 
 }  // namespace
 
-std::unique_ptr<WordModel> word_model(Fields& fields, const Vocabulary& vocabulary) {
-    const std::string type = fields.text("type");
-    fields.skip({"vocab"});
+std::unique_ptr<WordModel> word_model(const JsonObject& json, const Vocabulary& vocabulary) {
+    const std::string type = json.text("type");
+    json.skip({"vocab"});
     std::unique_ptr<WordModel> model;
     if (type == "BPE") {
-        model = bpe(fields, vocabulary);
+        model = bpe(json, vocabulary);
     } else if (type == "WordPiece") {
-        model = std::make_unique<WordPiece>(fields, vocabulary);
+        model = std::make_unique<WordPiece>(json, vocabulary);
     } else if (type == "Unigram") {
-        model = std::make_unique<Unigram>(fields, vocabulary);
+        model = std::make_unique<Unigram>(json, vocabulary);
     } else {
-        fields.refuse("type", "BPE, WordPiece or Unigram");
+        json.refuse("type", "BPE, WordPiece or Unigram");
     }
-    fields.check_all_read();
+    json.check_all_read();
     return model;
 }
 

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -17,15 +18,16 @@ namespace dsbd {
 /// The tokens of a model and their ids.
 class Vocabulary {
 public:
-    /// `model`: an object token -> id, or for Unigram a list of [token, score].
-    explicit Vocabulary(Fields& model);
+    /// Read the field `vocab` of a model: for Unigram a list of [token, score]; else an object,
+    /// whose fields are those of `ids`.
+    Vocabulary(const JsonObject& model, const std::map<std::string, Json>& ids);
 
     std::optional<std::int64_t> id_of(std::string_view token) const;
     /// Return a token, nullptr for an unknown id.
     const std::string* token_of(std::int64_t id) const;
     std::size_t size() const { return token_by_id_.size(); }
-    /// Return the id of the token of a byte, such as <0x0A>.
-    std::optional<std::int64_t> id_of_byte(char byte) const;
+    /// Return the tokens of a text's bytes, such as <0x0A>; none unless there are all.
+    std::vector<std::int64_t> bytes_of(std::string_view text) const;
 
 private:
     struct Hash {
@@ -46,8 +48,8 @@ public:
     virtual void tokenize(std::string_view word, std::vector<std::int64_t>& ids) const = 0;
 };
 
-/// Return the model of `fields`, whose vocabulary, which it refers to, was read of the same.
-std::unique_ptr<WordModel> word_model(Fields& fields, const Vocabulary& vocabulary);
-std::unique_ptr<WordModel> bpe(Fields& fields, const Vocabulary& vocabulary);
+/// Return a model, which refers to its vocabulary.
+std::unique_ptr<WordModel> word_model(const JsonObject& model, const Vocabulary& vocabulary);
+std::unique_ptr<WordModel> bpe(const JsonObject& model, const Vocabulary& vocabulary);
 
 }  // namespace dsbd

@@ -108,7 +108,7 @@ def test_refusals_say_what_is_wrong(render):
         ("{{ raise_exception('never') }}", [user], "refuses these messages: never"),
         ("{{ messages | later }}", [user], "chat template"),
         (WRITE + "{% endfor %}{% endfor %}", [message("assistant", "", call("f", "["))],
-         "messages[0].tool_calls[0].function.arguments is not JSON"),
+         "messages[0].tool_calls[0].function.arguments is invalid JSON"),
     ]  # fmt: skip
     for source, messages, words in wrong:
         (said,) = render(source, [(messages, {})])

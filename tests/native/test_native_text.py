@@ -63,8 +63,10 @@ def test_texts_get_what_python_gives(with_native, text_bundle, tiny_bundle):
 # The calls of test_misuse.py; what differs by how the native library reads and says it.
 OTHERWISE = {
     "open: no JSON": (ERROR, "settings is invalid JSON ([json.exception.parse_error.101]"),
-    "open: unknown setting": (ERROR, 'settings has "bundle"; expected one of provider, '),
-    "open: wrong type": (ERROR, "num_threads is true; expected a whole number from 1 to 1024"),
+    "open: no object": (ERROR, "settings is [1], expected an object"),
+    "open: unknown setting": (ERROR, "settings: bundle is "),
+    "open: wrong limit": (ERROR, "settings: max_requests is 0, expected a whole number from 1"),
+    "open: wrong type": (ERROR, "settings: num_threads is true, expected a whole number"),
     "open: wrong provider": (ERROR, 'settings has provider "abacus", which the native library'),
     "generate: options no JSON": (ERROR, "options is invalid JSON"),
     "generate: unknown option": (ERROR, "unknown option 'prompt'"),

@@ -1,4 +1,4 @@
-"""Ids, texts, streams and bytes of the native tokenizer: Python's, or refused by name."""
+"""Ids, texts and streams of the native tokenizer: Python's, or refused by name."""
 
 import copy
 import json
@@ -44,7 +44,7 @@ def streamed(tokenizer, ids, after):
 
 
 def check_kind(command, kind, folder, count):
-    """Compare ids, texts, pieces and bytes over ``count`` texts of each sort."""
+    """Compare ids, texts and pieces over ``count`` texts of each sort."""
     folder, rng = written(kind, folder), random.Random(count)
     tokenizer = python.Tokenizer(folder, bos_token_id=None)
     special = [tokenizer.piece(token) for token in sorted(tokenizer.special_token_ids)]
@@ -69,9 +69,6 @@ def check_kind(command, kind, folder, count):
             continue
         requests += [{"decode": ids}, {"stream": ids, "after": after}]
         requests.append({"decode": ids, "special": True})
-    for token in range(size + 1):
-        requests.append({"bytes": token})
-        wanted.append({"bytes": list(tokenizer.bytes_of(token)), "name": tokenizer.name_of(token)})
     for request, right, said in zip(requests, wanted, ask(command, folder, requests), strict=True):
         assert said == right, request
 
@@ -224,7 +221,7 @@ def test_regular_expressions_that_may_differ_are_refused(command, tmp_path):
 
 def test_wrong_requests_are_answered(command, tmp_path):
     folder = written("gpt_2", tmp_path)
-    requests = [{"encode": 5}, {"decode": "a"}, {"bytes": -1}, {}, {"decode": [-1, 2**40]}]
+    requests = [{"encode": 5}, {"decode": "a"}, {"stream": 1}, {}, {"decode": [-1, 2**40]}]
     *refused, text = ask(command, folder, requests)
     assert all("expected" in said["error"] for said in refused) and text == ""
     lines = '{"encode": "\\ud800"}\n[\n{"encode": "\xff"}\n' + "[" * 9**6 + "\n"
@@ -273,7 +270,7 @@ def mutated(content: str, rng: random.Random) -> bytes:
 def test_a_damaged_file_never_crashes(command, tmp_path, count):
     rng = random.Random(count)
     requests = [{"encode": text} for text in PLAIN_TEXTS]
-    requests += [{"decode": [1, 2, 300]}, {"stream": [1, 2, 3, 4], "after": 1}, {"bytes": 70}]
+    requests += [{"decode": [1, 2, 300]}, {"stream": [1, 2, 3, 4], "after": 1}]
     lines = "".join(f"{json.dumps(request)}\n" for request in requests).encode()
     for kind in ("llama_3", "llama_2", "word_piece", "unigram"):
         for _ in range(count):

@@ -75,8 +75,7 @@ def _text_cases(tokenizer: Tokenizer) -> Iterator[Case]:
         pieces = [*(decoder.push([token]) for token in ids[after:]), decoder.finish()]
         yield _DECODES, {"stream": ids, "after": after}, pieces
     for token in _tokens(tokenizer):
-        content = {"bytes": list(tokenizer.bytes_of(token)), "name": tokenizer.name_of(token)}
-        yield _DECODES, {"bytes": token}, content
+        yield _DECODES, {"decode": [token]}, tokenizer.decode([token])
 
 
 def _texts(tokenizer: Tokenizer) -> Iterator[str]:
