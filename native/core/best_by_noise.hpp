@@ -5,10 +5,7 @@
 // file: it computes the noise of all candidates, and takes the best.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
-#include <span>
-#include <vector>
+#include "forward.hpp"
 
 namespace dsbd {
 
@@ -22,8 +19,8 @@ struct NoisyBeam {
 
 /// Some of the continuations of a beam.
 struct Continuations {
-    std::span<const std::int64_t> tokens;  // (n,); empty: by id, from `first` on
-    std::span<const double> log_probs;     // (n,)
+    IntSpan tokens;                        // (n,); empty: by id, from `first` on
+    FloatSpan log_probs;                   // (n,)
     std::size_t first = 0;                 // how many of the beam come before them
 };
 

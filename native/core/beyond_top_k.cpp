@@ -1,10 +1,7 @@
 // Distributions over more tokens than a top-k head returns, from its K logits if these suffice.
 #include "beyond_top_k.hpp"
 
-#include <algorithm>
 #include <cmath>
-#include <numeric>
-#include <vector>
 
 #include "exponentials.hpp"
 #include "logits.hpp"
@@ -43,8 +40,8 @@ struct Row {
     }
     /// Append tokens of largest logits in the order of whole rows, which is that of the ids.
     void append_by_id_to(TokenDistributions& known) {
-        std::vector<std::uint32_t> order(tokens.size());
-        std::iota(order.begin(), order.end(), std::uint32_t{0});
+        Columns order;
+        count_up(order, tokens.size());
         std::ranges::sort(order, {}, [&](std::uint32_t i) { return tokens[i]; });
         Row found;
         found.normalizer = normalizer;
@@ -83,14 +80,6 @@ void append_whole(const Warp& warp, std::span<const float> logits, Row& row,
     row.append_to(known);
 }
 
-/// number ** power, as numpy computes it.
-double power_of(double number, double power) {
-    if (power == 1.0) return number;
-    if (power == 2.0) return number * number;
-    if (power == 0.5) return std::sqrt(number);
-    return std::pow(number, power);
-}
-
 }  // namespace
 
 void append_beyond_top_k(const Warp& warp, const Logits& logits, TokenDistributions& known) {
@@ -115,8 +104,8 @@ void append_beyond_top_k(const Warp& warp, const Logits& logits, TokenDistributi
     }
 }
 
-bool settled(const Warp& warp, std::span<const double> scores, double normalizer,
-             std::size_t vocab_size, std::span<double> log_probs) {
+bool settled(const Warp& warp, FloatSpan scores, double normalizer, std::size_t vocab_size,
+             std::span<double> log_probs) {
     if (!warp.cuts()) return false;
     const std::size_t size = scores.size();
     for (std::size_t i = 0; i < size; ++i) log_probs[i] = (scores[i] - scores[0]) / warp.temperature;
@@ -148,7 +137,7 @@ bool settled(const Warp& warp, std::span<const double> scores, double normalizer
     return is_settled;
 }
 
-MassBounds mass_of_others(double temperature, std::span<const double> scores, double normalizer,
+MassBounds mass_of_others(double temperature, FloatSpan scores, double normalizer,
                           std::size_t vocab_size) {
     static thread_local Floats masses;
     masses.resize(scores.size());
@@ -165,9 +154,9 @@ MassBounds mass_of_others(double temperature, std::span<const double> scores, do
         vocab_size > scores.size() ? static_cast<double>(vocab_size - scores.size()) : 1.0;
     const double of_few = std::exp(last * (power - 1.0));
     const double of_all = std::pow(num_others, 1.0 - power);
-    if (power >= 1.0) return {of_all * power_of(least, power), of_few * most};
+    if (power >= 1.0) return {of_all * numpy_power(least, power), of_few * most};
     return {of_few * least,
-            std::min(num_others * std::exp(last * power), of_all * power_of(most, power))};
+            std::min(num_others * std::exp(last * power), of_all * numpy_power(most, power))};
 }
 
 }  // namespace dsbd

@@ -6,11 +6,7 @@
 // usually settle it.
 #pragma once
 
-#include <cstddef>
-#include <span>
-
 #include "distribution.hpp"
-#include "forward.hpp"
 #include "warp.hpp"
 
 namespace dsbd {
@@ -23,8 +19,8 @@ void append_beyond_top_k(const Warp& warp, const Logits& logits, TokenDistributi
 
 /// Write warped log-probabilities of the K largest logits, -inf if one is cut; return whether they
 /// are right. scores: (K,) by decreasing logit. normalizer: at temperature 1, of all V logits.
-bool settled(const Warp& warp, std::span<const double> scores, double normalizer,
-             std::size_t vocab_size, std::span<double> log_probs);
+bool settled(const Warp& warp, FloatSpan scores, double normalizer, std::size_t vocab_size,
+             std::span<double> log_probs);
 
 struct MassBounds {
     double least, most;
@@ -35,7 +31,7 @@ struct MassBounds {
 /// than w, the last of the K. With weights to the power 1 / T their mass is M * w ** (1 / T - 1) if
 /// as few as can be have all of M, and n ** (1 - 1 / T) * M ** (1 / T) if all n have as much: in a
 /// colder distribution the upper and the lower bound, in a hotter one the other way round.
-MassBounds mass_of_others(double temperature, std::span<const double> scores, double normalizer,
+MassBounds mass_of_others(double temperature, FloatSpan scores, double normalizer,
                           std::size_t vocab_size);
 
 }  // namespace dsbd

@@ -20,17 +20,12 @@ double negative_noise(std::uint64_t key, std::size_t depth, std::optional<std::s
 
 }  // namespace
 
-Uint128 sample_seed(Uint128 seed, std::size_t index) {
-    if (index == 0) return seed;
-    return mix64(static_cast<std::uint64_t>(seed ^ seed >> 64), index) >> 11;
-}
-
 double gumbel_noise(std::uint64_t key, std::size_t depth, std::optional<std::size_t> draw) {
     return -negative_noise(key, depth, draw);
 }
 
-void noisy(std::span<const double> log_masses, std::span<const std::uint64_t> keys,
-           std::size_t depth, std::optional<std::size_t> draw, std::span<double> scores) {
+void noisy(FloatSpan log_masses, std::span<const std::uint64_t> keys, std::size_t depth,
+           std::optional<std::size_t> draw, std::span<double> scores) {
     for (std::size_t i = 0; i < keys.size(); ++i) {
         const double mass = log_masses[i];
         scores[i] = mass == LOG_ZERO ? mass : mass - negative_noise(keys[i], depth, draw);

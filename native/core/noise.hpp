@@ -11,12 +11,7 @@
 //     G          = -log(-log u)
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
-#include <optional>
-#include <span>
-
-#include "seed.hpp"
+#include "forward.hpp"
 
 namespace dsbd {
 
@@ -38,15 +33,11 @@ constexpr std::uint64_t child_key(std::uint64_t parent_key, std::int64_t token) 
     return mix64(parent_key, static_cast<std::uint64_t>(token));
 }
 
-/// The seed of sample `index` of several that one request with `seed` makes: sample 0 has the seed
-/// itself, others 53 bits.
-Uint128 sample_seed(Uint128 seed, std::size_t index);
-
 /// The Gumbel number of the candidate with this (child) key, of one of several draws.
 double gumbel_noise(std::uint64_t key, std::size_t depth, std::optional<std::size_t> draw = {});
 
 /// Write masses plus noise, (num_candidates,); -inf where the mass is.
-void noisy(std::span<const double> log_masses, std::span<const std::uint64_t> keys,
-           std::size_t depth, std::optional<std::size_t> draw, std::span<double> scores);
+void noisy(FloatSpan log_masses, std::span<const std::uint64_t> keys, std::size_t depth,
+           std::optional<std::size_t> draw, std::span<double> scores);
 
 }  // namespace dsbd

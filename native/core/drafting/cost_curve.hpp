@@ -4,21 +4,11 @@
 // learned.
 #pragma once
 
-#include <algorithm>
 #include <array>
-#include <cstddef>
-#include <cstdint>
 #include <deque>
-#include <functional>
-#include <memory>
-#include <optional>
-#include <span>
-#include <utility>
-#include <vector>
 
 #include "engine.hpp"
 #include "engine_call.hpp"
-#include "forward.hpp"
 
 namespace dsbd {
 
@@ -75,7 +65,7 @@ private:
 class LearnedCurve {
 public:
     /// guess: seconds of a row.
-    explicit LearnedCurve(double guess);
+    explicit LearnedCurve(double guess) : guess_(std::max(guess, 1e-6)) {}
 
     /// Store a call; return whether enough were stored since to change the curve.
     bool learn(std::size_t num_rows, double seconds);
@@ -128,7 +118,7 @@ void learn_from_first_calls(Costs& costs, Engine& draft, const Clock& clock,
 /// Return the means sums / weights, pooled over neighbours until none is below the one before.
 ///
 /// Isotonic regression (pool adjacent violators): [1/2, 3/4, 1/4] becomes [1/2, 4/8, 4/8].
-Floats never_falling(std::span<const double> sums, std::span<const double> weights);
+Floats never_falling(FloatSpan sums, FloatSpan weights);
 
 /// Seconds of calls, by rows, as `refresh` has found them last, for one request.
 class RequestCosts {

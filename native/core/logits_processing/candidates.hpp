@@ -1,13 +1,6 @@
-// Next-token candidates of a path, and what a logits processor is.
+// Next-token candidates of a path.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
-#include <optional>
-#include <span>
-#include <vector>
-
-#include "forward.hpp"
 #include "logits_processing/path_states.hpp"
 
 namespace dsbd {
@@ -16,8 +9,8 @@ namespace dsbd {
 class Candidates {
 public:
     /// tokens: (n,) increasing; none: all by id, n = vocab_size.
-    Candidates(const PathTokens& paths, std::int64_t node,
-               std::optional<std::span<const std::int64_t>> tokens, std::size_t vocab_size)
+    Candidates(const PathTokens& paths, std::int64_t node, std::optional<IntSpan> tokens,
+               std::size_t vocab_size)
         : paths(paths), node(node), tokens(tokens), vocab_size(vocab_size) {}
 
     std::size_t size() const { return tokens ? tokens->size() : vocab_size; }
@@ -40,21 +33,11 @@ public:
 
     const PathTokens& paths;
     const std::int64_t node;
-    const std::optional<std::span<const std::int64_t>> tokens;
+    const std::optional<IntSpan> tokens;
     const std::size_t vocab_size;
 
 private:
     mutable std::optional<std::vector<Seen>> seen_;
-};
-
-/// A deterministic function of the path that changes the scores of the next token.
-class LogitsProcessor {
-public:
-    virtual ~LogitsProcessor() = default;
-    /// Change the scores, (n,).
-    virtual void process(std::span<double> scores, const Candidates& candidates) = 0;
-    /// Whether a score may rise: candidates that a top-k head left out may then overtake others.
-    virtual bool may_raise(const Candidates&) const { return false; }
 };
 
 }  // namespace dsbd
