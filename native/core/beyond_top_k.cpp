@@ -55,6 +55,74 @@ struct Row {
     }
 };
 
+struct MassBounds {
+    double least, most;
+};
+
+/// Return bounds of the mass of all tokens except the K, if the most probable one weighs 1.
+///
+/// At temperature 1 their mass M is what the log-normalizer leaves, and none of them weighs more
+/// than w, the last of the K. With weights to the power 1 / T their mass is M * w ** (1 / T - 1) if
+/// as few as can be have all of M, and n ** (1 - 1 / T) * M ** (1 / T) if all n have as much: in a
+/// colder distribution the upper and the lower bound, in a hotter one the other way round.
+MassBounds mass_of_others(double temperature, FloatSpan scores, double normalizer,
+                          std::size_t vocab_size) {
+    static thread_local Floats masses;
+    masses.resize(scores.size());
+    for (std::size_t i = 0; i < scores.size(); ++i) masses[i] = scores[i] - scores[0];
+    double last = masses.back();
+    exp_of(masses.data(), masses.size(), masses.data());
+    const double whole = std::exp(normalizer - scores[0]), known = pairwise_sum(masses);
+    const double error = whole * PRECISION * (1.0 + std::abs(scores[0]));
+    double least = std::max(whole - known - error, 0.0);
+    double most = std::max(whole - known + error, 0.0);
+    if (last == LOG_ZERO) least = most = last = 0.0;  // the others are impossible too
+    const double power = 1.0 / temperature;
+    const auto num_others =
+        vocab_size > scores.size() ? static_cast<double>(vocab_size - scores.size()) : 1.0;
+    const double of_few = std::exp(last * (power - 1.0));
+    const double of_all = std::pow(num_others, 1.0 - power);
+    if (power >= 1.0) return {of_all * numpy_power(least, power), of_few * most};
+    return {of_few * least,
+            std::min(num_others * std::exp(last * power), of_all * numpy_power(most, power))};
+}
+
+/// Write warped log-probabilities of the K largest logits, -inf if one is cut; return whether they
+/// are right. scores: (K,) by decreasing logit. normalizer: at temperature 1, of all V logits.
+bool settled(const Warp& warp, FloatSpan scores, double normalizer, std::size_t vocab_size,
+             std::span<double> log_probs) {
+    if (!warp.cuts()) return false;
+    const std::size_t size = scores.size();
+    for (std::size_t i = 0; i < size; ++i)
+        log_probs[i] = (scores[i] - scores[0]) / warp.temperature;
+    bool is_settled;
+    if (warp.top_p < 1.0) {
+        static thread_local Floats masses;
+        masses.resize(size);
+        exp_of(log_probs.data(), size, masses.data());
+        double whole = 0.0;
+        for (const double mass : masses) whole += mass;
+        auto others = mass_of_others(warp.temperature, scores, normalizer, vocab_size);
+        if (warp.top_k) others.least = 0.0;  // of which but a few count
+        const double least = warp.top_p * (whole + others.least) * (1.0 - NEAR);
+        const double most = warp.top_p * (whole + others.most) * (1.0 + NEAR);
+        is_settled = whole >= most;
+        double sum = masses[0];
+        for (std::size_t i = 1; i < size; ++i) {
+            sum += masses[i];
+            const double before = sum - masses[i];
+            is_settled &= (before < least) == (before < most);
+            if (!(before < least)) log_probs[i] = LOG_ZERO;
+        }
+    } else {
+        is_settled = log_probs[size - 1] < std::log(warp.min_p) - NEAR;
+    }
+    Warp rest = warp;
+    rest.temperature = rest.top_p = 1.0;
+    rest.warp(log_probs);
+    return is_settled;
+}
+
 /// Append the distribution of a whole row.
 void append_whole(const Warp& warp, std::span<const float> logits, Row& row,
                   TokenDistributions& known) {
@@ -102,61 +170,6 @@ void append_beyond_top_k(const Warp& warp, const Logits& logits, TokenDistributi
             row.append_by_id_to(known);
         }
     }
-}
-
-bool settled(const Warp& warp, FloatSpan scores, double normalizer, std::size_t vocab_size,
-             std::span<double> log_probs) {
-    if (!warp.cuts()) return false;
-    const std::size_t size = scores.size();
-    for (std::size_t i = 0; i < size; ++i) log_probs[i] = (scores[i] - scores[0]) / warp.temperature;
-    bool is_settled;
-    if (warp.top_p < 1.0) {
-        static thread_local Floats masses;
-        masses.resize(size);
-        exp_of(log_probs.data(), size, masses.data());
-        double whole = 0.0;
-        for (const double mass : masses) whole += mass;
-        auto others = mass_of_others(warp.temperature, scores, normalizer, vocab_size);
-        if (warp.top_k) others.least = 0.0;  // of which but a few count
-        const double least = warp.top_p * (whole + others.least) * (1.0 - NEAR);
-        const double most = warp.top_p * (whole + others.most) * (1.0 + NEAR);
-        is_settled = whole >= most;
-        double sum = masses[0];
-        for (std::size_t i = 1; i < size; ++i) {
-            sum += masses[i];
-            const double before = sum - masses[i];
-            is_settled &= (before < least) == (before < most);
-            if (!(before < least)) log_probs[i] = LOG_ZERO;
-        }
-    } else {
-        is_settled = log_probs[size - 1] < std::log(warp.min_p) - NEAR;
-    }
-    Warp rest = warp;
-    rest.temperature = rest.top_p = 1.0;
-    rest.warp(log_probs);
-    return is_settled;
-}
-
-MassBounds mass_of_others(double temperature, FloatSpan scores, double normalizer,
-                          std::size_t vocab_size) {
-    static thread_local Floats masses;
-    masses.resize(scores.size());
-    for (std::size_t i = 0; i < scores.size(); ++i) masses[i] = scores[i] - scores[0];
-    double last = masses.back();
-    exp_of(masses.data(), masses.size(), masses.data());
-    const double whole = std::exp(normalizer - scores[0]), known = pairwise_sum(masses);
-    const double error = whole * PRECISION * (1.0 + std::abs(scores[0]));
-    double least = std::max(whole - known - error, 0.0);
-    double most = std::max(whole - known + error, 0.0);
-    if (last == LOG_ZERO) least = most = last = 0.0;  // the others are impossible too
-    const double power = 1.0 / temperature;
-    const auto num_others =
-        vocab_size > scores.size() ? static_cast<double>(vocab_size - scores.size()) : 1.0;
-    const double of_few = std::exp(last * (power - 1.0));
-    const double of_all = std::pow(num_others, 1.0 - power);
-    if (power >= 1.0) return {of_all * numpy_power(least, power), of_few * most};
-    return {of_few * least,
-            std::min(num_others * std::exp(last * power), of_all * numpy_power(most, power))};
 }
 
 }  // namespace dsbd

@@ -17,21 +17,4 @@ namespace dsbd {
 /// head that keeps all logits.
 void append_beyond_top_k(const Warp& warp, const Logits& logits, TokenDistributions& known);
 
-/// Write warped log-probabilities of the K largest logits, -inf if one is cut; return whether they
-/// are right. scores: (K,) by decreasing logit. normalizer: at temperature 1, of all V logits.
-bool settled(const Warp& warp, FloatSpan scores, double normalizer, std::size_t vocab_size,
-             std::span<double> log_probs);
-
-struct MassBounds {
-    double least, most;
-};
-/// Return bounds of the mass of all tokens except the K, if the most probable one weighs 1.
-///
-/// At temperature 1 their mass M is what the log-normalizer leaves, and none of them weighs more
-/// than w, the last of the K. With weights to the power 1 / T their mass is M * w ** (1 / T - 1) if
-/// as few as can be have all of M, and n ** (1 - 1 / T) * M ** (1 / T) if all n have as much: in a
-/// colder distribution the upper and the lower bound, in a hotter one the other way round.
-MassBounds mass_of_others(double temperature, FloatSpan scores, double normalizer,
-                          std::size_t vocab_size);
-
 }  // namespace dsbd

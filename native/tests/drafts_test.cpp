@@ -108,8 +108,8 @@ public:
 
 private:
     void replay(const json& given, const json& request) {
-        const dsbd::RequestCosts::Limits limits{num_beams_, given["most_rows"], given["most_beams"],
-                                                given["has_draft_model"]};
+        const dsbd::DraftLimits limits{num_beams_, given["most_rows"], given["most_beams"],
+                                       given["has_draft_model"]};
         dsbd::RequestCosts request_costs(costs_, [&] { return num_sharers_; }, limits);
         const auto clock = [this] { return host_; };
         const auto policy = dsbd::throughput_policy(

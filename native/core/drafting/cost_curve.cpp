@@ -226,13 +226,8 @@ Floats never_falling(FloatSpan sums, FloatSpan weights) {
     return found;
 }
 
-RequestCosts::RequestCosts(Costs& costs, std::function<std::size_t()> sharers, Limits limits)
-    : num_beams(limits.num_beams),
-      most_rows(limits.most_rows),
-      most_beams(limits.most_beams),
-      has_draft_model(limits.has_draft_model),
-      costs_(costs),
-      sharers_now_(std::move(sharers)) {
+RequestCosts::RequestCosts(Costs& costs, std::function<std::size_t()> sharers, DraftLimits limits)
+    : DraftLimits(limits), costs_(costs), sharers_now_(std::move(sharers)) {
     refresh();
 }
 
