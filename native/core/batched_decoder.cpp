@@ -1,22 +1,12 @@
 // Several requests on the same engines: their trees are one, verified in one forward.
 #include "batched_decoder.hpp"
 
-#include <algorithm>
-
 #include "drafting/cost_curve.hpp"
 
 namespace dsbd {
-
 namespace {
 
 constexpr std::array ROLES = {Role::target, Role::draft};
-
-std::size_t index_of(Role role) { return static_cast<std::size_t>(role); }
-
-template <class T>
-bool is_among(const std::vector<T>& items, const T& item) {
-    return std::find(items.begin(), items.end(), item) != items.end();
-}
 
 /// Return members by the forward that they share: one for each source, unless the engine joins.
 std::vector<std::vector<std::shared_ptr<BatchMember>>> forward_groups(
@@ -43,7 +33,7 @@ std::size_t BatchMember::num_rows() const {
     std::size_t most = 0;
     for (Role role : ROLES) {
         const PreemptedRows* rows = rows_of(preempted, role);
-        const auto& view = views[index_of(role)];
+        const auto& view = views[at(role)];
         if (view) most = std::max(most, rows ? rows->num_rows() : view->num_rows());
     }
     return most;
@@ -62,8 +52,8 @@ BatchedDecoder::BatchedDecoder(Engine& target, Engine* draft, BatchedDecoderOpti
     for (Role role : ROLES) {
         Engine* engine = role == Role::target ? &target : draft;
         if (!engine) continue;
-        caches_[index_of(role)] = std::make_unique<SharedKVCache>(*engine, options_.max_rows,
-                                                                  options_.shares_prefixes);
+        caches_[at(role)] =
+            std::make_unique<SharedKVCache>(*engine, options_.max_rows, options_.shares_prefixes);
     }
 }
 
@@ -84,11 +74,11 @@ BatchedDecoder::Member BatchedDecoder::join(DecodingRequest request) {
     const SourcePointer& source = member->request.source;
     member->request.num_sharers = [this] { return members_.size(); };
     for (Role role : ROLES) {
-        const auto& cache = caches_[index_of(role)];
+        const auto& cache = caches_[at(role)];
         if (!cache) continue;
         PrefixCache prefix;
         prefix.source = source;
-        member->views[index_of(role)] = std::make_unique<CacheView>(*cache, std::move(prefix));
+        member->views[at(role)] = std::make_unique<CacheView>(*cache, std::move(prefix));
         cache->hold_source(source);
     }
     members_.push_back(member);
@@ -107,8 +97,8 @@ void BatchedDecoder::preempt(BatchMember& member) {
     member.wanted_again = nullptr;
     for (Role role : ROLES) {
         if (auto* rows = rows_of(member.preempted, role)) {  // again, before all of them were there
-            caches_[index_of(role)]->close_view(*rows);
-        } else if (auto& view = member.views[index_of(role)]) {
+            caches_[at(role)]->close_view(*rows);
+        } else if (auto& view = member.views[at(role)]) {
             member.preempted.push_back(std::make_unique<PreemptedRows>(role, *view));
         }
     }
@@ -135,17 +125,15 @@ bool BatchedDecoder::prompt_is_coming(const BatchMember& member) const {
 void BatchedDecoder::start(BatchMember& member) {
     member.has_started = true;
     for (Role role : ROLES) {
-        const auto& view = member.views[index_of(role)];
+        const auto& view = member.views[at(role)];
         if (!view || (view->spec().reads_features && !member.request.config.has_draft_model())) {
             continue;  // without features its rows could not be computed again
         }
         if (member.request.prompt_ids.empty()) continue;  // an error of `decoding_loop`
-        view->prefix =
-            caches_[index_of(role)]->longest_prefix(member.request.reusable_prompt(role));
+        view->prefix = caches_[at(role)]->longest_prefix(member.request.reusable_prompt(role));
     }
-    CacheView* draft = member.views[index_of(Role::draft)].get();
-    member.loop.emplace(
-        decoding_loop(member.request, *member.views[index_of(Role::target)], draft));
+    CacheView* draft = member.views[at(Role::draft)].get();
+    member.loop.emplace(decoding_loop(member.request, *member.views[at(Role::target)], draft));
     member.wanted = member.loop->advance();
     if (!member.wanted) member.loop->result();  // an error: a call precedes any result
     member.waits_since = member.request.clock();
@@ -159,12 +147,12 @@ void BatchedDecoder::leave(BatchMember& member) {
     member.recomputation.reset();
     member.loop.reset();
     for (Role role : ROLES) {
-        const auto& view = member.views[index_of(role)];
+        const auto& view = member.views[at(role)];
         if (!view) continue;
         PreemptedRows* rows = rows_of(member.preempted, role);
         UsedRows& used = rows ? static_cast<UsedRows&>(*rows) : *view;
-        caches_[index_of(role)]->close_view(used);
-        caches_[index_of(role)]->release_source(member.request.source);
+        caches_[at(role)]->close_view(used);
+        caches_[at(role)]->release_source(member.request.source);
     }
 }
 

@@ -8,13 +8,8 @@
 #pragma once
 
 #include <array>
-#include <cstddef>
 #include <exception>
-#include <memory>
-#include <optional>
-#include <span>
 #include <variant>
-#include <vector>
 
 #include "cache_view.hpp"
 #include "decode.hpp"
@@ -82,10 +77,9 @@ public:
     BatchedDecoder(Engine& target, Engine* draft, BatchedDecoderOptions options = {});
     ~BatchedDecoder();
 
-    std::size_t num_members() const { return members_.size(); }
     /// Rows that live requests use in the cache of one engine, shared ones counted once.
     std::size_t num_used_rows() const;
-    SharedKVCache& cache(Role role) { return *caches_[static_cast<std::size_t>(role)]; }
+    SharedKVCache& cache(Role role) { return *caches_[at(role)]; }
 
     /// Take in a request, which starts with the next iteration; or once its prompt is computed, if
     /// another request is computing the same one. Throws what `decoding_loop` throws, unless it

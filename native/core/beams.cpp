@@ -1,29 +1,12 @@
 // Beams and their hypotheses: what a request has committed to so far.
 #include "beams.hpp"
 
-#include <algorithm>
-#include <cmath>
-#include <numeric>
+#include "numbers.hpp"
 
 namespace dsbd {
-
-namespace {
-
-/// base ** exponent as numpy computes it for arrays.
-double power(double base, double exponent) {
-    if (exponent == 2.0) return base * base;
-    if (exponent == 0.5) return std::sqrt(base);
-    return exponent == -1.0 ? 1.0 / base : std::pow(base, exponent);
-}
-
-}  // namespace
-
 double length_score(double logprob, std::int64_t num_tokens, double length_penalty) {
-    return logprob / power(static_cast<double>(num_tokens), length_penalty);
+    return logprob / numpy_power(static_cast<double>(num_tokens), length_penalty);
 }
-
-Hypotheses::Hypotheses()
-    : parents{-1}, tokens{-1}, lengths{0}, token_logprobs{0.0}, logprobs{0.0} {}
 
 std::int64_t Hypotheses::extend(std::int64_t parent, std::int64_t token, double token_logprob) {
     const auto entry = static_cast<std::int64_t>(size());
@@ -49,13 +32,9 @@ Ints Hypotheses::path(std::int64_t entry) const {
     return found;
 }
 
-Ints Hypotheses::tokens_of(std::int64_t entry) const {
-    Ints found = path(entry);
-    for (auto& each : found) each = tokens[at(each)];
-    return found;
-}
+Ints Hypotheses::tokens_of(std::int64_t entry) const { return entries_at(tokens, path(entry)); }
 
-Ints Hypotheses::common(std::span<const std::int64_t> entries) const {
+Ints Hypotheses::common(IntSpan entries) const {
     if (entries.empty()) return {};
     std::int64_t shared = entries[0];
     for (std::int64_t other : entries) {
@@ -68,7 +47,7 @@ Ints Hypotheses::common(std::span<const std::int64_t> entries) const {
     return path(shared);
 }
 
-void Agreement::update(std::span<const std::int64_t> given) {
+void Agreement::update(IntSpan given) {
     Ints live(given.begin(), given.end());
     std::sort(live.begin(), live.end());
     live.erase(std::unique(live.begin(), live.end()), live.end());

@@ -1,12 +1,6 @@
 // Beams and their hypotheses: what a request has committed to so far.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
-#include <optional>
-#include <span>
-#include <vector>
-
 #include "forward.hpp"
 
 namespace dsbd {
@@ -18,7 +12,7 @@ double length_score(double logprob, std::int64_t num_tokens, double length_penal
 /// the empty one: its parent and token are -1.
 class Hypotheses {
 public:
-    Hypotheses();
+    Hypotheses() : parents{-1}, tokens{-1}, lengths{0}, token_logprobs{0.0}, logprobs{0.0} {}
 
     std::size_t size() const { return parents.size(); }
     /// Add the hypothesis `parent` with one more token; return its entry.
@@ -30,7 +24,7 @@ public:
     /// The tokens of that path, (num_tokens,).
     Ints tokens_of(std::int64_t entry) const;
     /// The entries that the paths of all begin with, (num_tokens,).
-    Ints common(std::span<const std::int64_t> entries) const;
+    Ints common(IntSpan entries) const;
 
     // By entry. Raw log-probability of the last token under the target, and the sum from the first
     // token on.
@@ -48,7 +42,7 @@ public:
     explicit Agreement(const Hypotheses& hypotheses) : hypotheses_(hypotheses) {}
 
     /// Take the live hypotheses; all of them extend earlier live ones or are among them.
-    void update(std::span<const std::int64_t> live);
+    void update(IntSpan live);
 
     Ints entries, tokens;
 

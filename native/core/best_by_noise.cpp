@@ -1,7 +1,6 @@
 // The candidates of largest log mass plus noise, without the noise of all.
 #include "best_by_noise.hpp"
 
-#include <algorithm>
 #include <array>
 #include <bit>
 #include <cmath>

@@ -7,11 +7,7 @@
 // candidates, and takes the best.
 #pragma once
 
-#include <algorithm>
-#include <cstddef>
-#include <cstdint>
-#include <span>
-#include <vector>
+#include "forward.hpp"
 
 #include "exponentials.hpp"
 #include "numbers.hpp"
@@ -28,8 +24,8 @@ struct NoisyBeam {
 
 /// Some of the continuations of a beam.
 struct Continuations {
-    std::span<const std::int64_t> tokens;  // (n,); empty: by id
-    std::span<const double> log_probs;     // (n,)
+    IntSpan tokens;       // (n,); empty: by id
+    FloatSpan log_probs;  // (n,)
 };
 
 /// A distribution over all tokens of which none is cut.

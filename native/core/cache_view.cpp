@@ -1,20 +1,10 @@
 // One request's rows of an engine's key/value cache, and which of them each of its nodes sees.
 #include "cache_view.hpp"
 
-#include <algorithm>
 #include <bit>
 
 namespace dsbd {
-
 namespace {
-
-void set_bit(std::uint64_t* words, std::size_t bit) {
-    words[bit / 64] |= std::uint64_t{1} << (bit % 64);
-}
-
-void clear_bit(std::uint64_t* words, std::size_t bit) {
-    words[bit / 64] &= ~(std::uint64_t{1} << (bit % 64));
-}
 
 /// Call `use` with every bit that is set, lowest first.
 template <class Use>
@@ -31,15 +21,14 @@ void for_bits(const std::uint64_t* words, std::size_t num_words, const Use& use)
 CacheView::CacheView(SharedKVCache& cache, PrefixCache given)
     : row_cache(cache), hides_first_(cache.engine().spec().reads_features) {
     prefix = std::move(given);
-    seen_.assign(64 * num_words_, 0);
     row_cache.open_view(*this);
 }
 
 std::size_t CacheView::num_rows() const {
     std::size_t count = 0;
-    for (std::size_t i = 0; i < num_words_; ++i) {
+    for (std::size_t i = 0; i < seen_.num_words(); ++i) {
         std::uint64_t word = 0;
-        for (std::size_t number = 0; number < num_slots_; ++number) word |= slot(number)[i];
+        for (std::size_t number = 0; number < num_slots_; ++number) word |= seen_.row(number)[i];
         count += static_cast<std::size_t>(std::popcount(word));
     }
     return std::max(count, prefix.tokens.size());
@@ -47,9 +36,9 @@ std::size_t CacheView::num_rows() const {
 
 void CacheView::begin() {
     reserve(num_slots_, row_cache.num_rows());
-    std::fill_n(slot(0), num_words_, 0);
+    std::fill_n(seen_.row(0), seen_.num_words(), 0);
     for (std::size_t i = hides_first_; i < prefix.rows.size(); ++i) {
-        set_bit(slot(0), at(prefix.rows[i]));
+        seen_.set(0, at(prefix.rows[i]));
     }
 }
 
@@ -73,27 +62,26 @@ void CacheView::append_prompt(std::size_t num_tokens, std::size_t first_row, Bit
     }
 }
 
-void CacheView::append(std::span<const std::int64_t> parent_slots, std::size_t first_row,
-                       BitRows& mask) {
+void CacheView::append(IntSpan parent_slots, std::size_t first_row, BitRows& mask) {
     const std::size_t size = parent_slots.size(), first = num_slots_;
     reserve(first + size, first_row + size);
     num_slots_ += size;
     mask.reset(size, first_row + size);
     const bool hides_roots = hides_first_ && prefix.rows.empty();
     for (std::size_t s = 0; s < size; ++s) {
-        std::uint64_t* seen = slot(first + s);
-        std::copy_n(slot(at(parent_slots[s])), num_words_, seen);
-        set_bit(seen, first_row + s);
+        std::uint64_t* const seen = seen_.row(first + s);
+        std::copy_n(seen_.row(at(parent_slots[s])), seen_.num_words(), seen);
+        seen_.set(first + s, first_row + s);
         std::copy_n(seen, mask.num_words(), mask.row(s));
         // The prompt's one token, if it is new, sees itself, and no other row sees it.
-        if (hides_roots && parent_slots[s] == 0) clear_bit(seen, first_row + s);
+        if (hides_roots && parent_slots[s] == 0) seen_.clear(first + s, first_row + s);
     }
 }
 
-void CacheView::forget_own_rows(std::span<const std::int64_t> slots) {
+void CacheView::forget_own_rows(IntSpan slots) {
     for (auto number : slots) {
-        std::uint64_t* seen = slot(at(number));
-        for (std::size_t i = num_words_; i-- > 0;) {
+        std::uint64_t* seen = seen_.row(at(number));
+        for (std::size_t i = seen_.num_words(); i-- > 0;) {
             if (!seen[i]) continue;
             seen[i] ^= std::bit_floor(seen[i]);
             break;
@@ -101,65 +89,67 @@ void CacheView::forget_own_rows(std::span<const std::int64_t> slots) {
     }
 }
 
-void CacheView::keep(std::span<const std::int64_t> slots) {
-    kept_.resize(slots.size() * num_words_);
+void CacheView::keep(IntSpan slots) {
+    kept_.resize(slots.size() * seen_.num_words());
     for (std::size_t i = 0; i < slots.size(); ++i) {
-        std::copy_n(slot(at(slots[i])), num_words_, kept_.data() + i * num_words_);
+        std::copy_n(seen_.row(at(slots[i])), seen_.num_words(),
+                    kept_.data() + i * seen_.num_words());
     }
-    std::copy(kept_.begin(), kept_.end(), slot(1));
+    std::copy(kept_.begin(), kept_.end(), seen_.row(1));
     num_slots_ = 1 + slots.size();
 }
 
 void CacheView::end(const Ints& agreed_tokens) {
     num_rows_at_end = num_rows();
     const std::size_t first = std::min<std::size_t>(1, num_slots_ - 1);
-    std::vector<std::uint64_t> by_all(slot(first), slot(first) + num_words_);
-    for (std::size_t number = first + 1; number < num_slots_; ++number) {
-        for (std::size_t i = 0; i < num_words_; ++i) by_all[i] &= slot(number)[i];
+    BitRows by_all(1, seen_.num_columns());
+    if (!hides_first_ || !prefix.rows.empty()) {
+        std::copy_n(seen_.row(first), seen_.num_words(), by_all.row(0));
+        for (std::size_t number = first + 1; number < num_slots_; ++number) {
+            for (std::size_t i = 0; i < seen_.num_words(); ++i) {
+                by_all.row(0)[i] &= seen_.row(number)[i];
+            }
+        }
+        if (hides_first_) by_all.set(0, at(prefix.rows[0]));
     }
-    if (hides_first_ && !prefix.rows.empty()) set_bit(by_all.data(), at(prefix.rows[0]));
-    if (hides_first_ && prefix.rows.empty()) by_all.assign(num_words_, 0);
     prefix.rows.clear();
-    for_bits(by_all.data(), num_words_,
+    for_bits(by_all.row(0), by_all.num_words(),
              [&](std::size_t row) { prefix.rows.push_back(static_cast<std::int64_t>(row)); });
     prefix.tokens = agreed_tokens;
     prefix.shorten(prefix.rows.size());
     prefix.shorten(prefix.tokens.size());
     num_slots_ = 1;
-    std::fill_n(slot(0), num_words_, 0);  // the prefix is all that is left
+    std::fill_n(seen_.row(0), seen_.num_words(), 0);  // the prefix is all that is left
 }
 
 void CacheView::mark_used(Flags& is_used) const {
-    for (std::size_t i = 0; i < num_words_; ++i) {
+    for (std::size_t i = 0; i < seen_.num_words(); ++i) {
         std::uint64_t word = 0;
-        for (std::size_t number = 0; number < num_slots_; ++number) word |= slot(number)[i];
+        for (std::size_t number = 0; number < num_slots_; ++number) word |= seen_.row(number)[i];
         for_bits(&word, 1, [&](std::size_t bit) { is_used[64 * i + bit] = 1; });
     }
     for (std::size_t i = 0; i < prefix.tokens.size(); ++i) is_used[at(prefix.rows[i])] = 1;
 }
 
-void CacheView::renumber(std::span<const std::int64_t> new_rows) {
+void CacheView::renumber(IntSpan new_rows) {
     prefix.rows.resize(prefix.tokens.size());
     for (auto& row : prefix.rows) row = new_rows[at(row)];
-    std::vector<std::uint64_t> before(num_words_);
+    const BitRows before = seen_;
     for (std::size_t number = 0; number < num_slots_; ++number) {
-        std::uint64_t* seen = slot(number);
-        before.assign(seen, seen + num_words_);
-        std::fill_n(seen, num_words_, 0);
-        for_bits(before.data(), num_words_,
-                 [&](std::size_t row) { set_bit(seen, at(new_rows[row])); });
+        std::fill_n(seen_.row(number), seen_.num_words(), 0);
+        for_bits(before.row(number), before.num_words(),
+                 [&](std::size_t row) { seen_.set(number, at(new_rows[row])); });
     }
 }
 
 Ints CacheView::seen_rows(std::size_t number) const {
-    std::vector<std::uint64_t> seen(slot(number), slot(number) + num_words_);
+    BitRows seen(1, std::max(seen_.num_columns(), row_cache.num_rows()));
+    std::copy_n(seen_.row(number), seen_.num_words(), seen.row(0));
     for (std::size_t i = 0; number == 0 && i < prefix.tokens.size(); ++i) {
-        const std::size_t row = at(prefix.rows[i]);
-        if (row >= 64 * seen.size()) seen.resize(row / 64 + 1);
-        set_bit(seen.data(), row);
+        seen.set(0, at(prefix.rows[i]));
     }
     Ints rows;
-    for_bits(seen.data(), seen.size(),
+    for_bits(seen.row(0), seen.num_words(),
              [&](std::size_t row) { rows.push_back(static_cast<std::int64_t>(row)); });
     return rows;
 }
@@ -167,23 +157,22 @@ Ints CacheView::seen_rows(std::size_t number) const {
 void CacheView::show(const std::vector<Ints>& rows_by_slot) {
     reserve(num_slots_, row_cache.num_rows());
     for (std::size_t number = 0; number < rows_by_slot.size(); ++number) {
-        std::fill_n(slot(number), num_words_, 0);
-        for (auto row : rows_by_slot[number]) set_bit(slot(number), at(row));
-        if (hides_first_ && !prefix.rows.empty()) clear_bit(slot(number), at(prefix.rows[0]));
+        std::fill_n(seen_.row(number), seen_.num_words(), 0);
+        for (auto row : rows_by_slot[number]) seen_.set(number, at(row));
+        if (hides_first_ && !prefix.rows.empty()) seen_.clear(number, at(prefix.rows[0]));
     }
 }
 
 void CacheView::reserve(std::size_t num_slots, std::size_t num_rows) {
-    const std::size_t size = seen_.size() / num_words_;
-    if (num_slots <= size && num_rows <= 64 * num_words_) return;
-    const std::size_t more_slots = num_slots > size ? 2 * num_slots : size;
-    const std::size_t more_words = num_rows > 64 * num_words_ ? num_rows / 32 + 1 : num_words_;
-    std::vector<std::uint64_t> larger(more_slots * more_words);
+    const bool has_slots = num_slots <= seen_.num_rows(),
+               has_rows = num_rows <= seen_.num_columns();
+    if (has_slots && has_rows) return;
+    BitRows larger(has_slots ? seen_.num_rows() : 2 * num_slots,
+                   has_rows ? seen_.num_columns() : 2 * num_rows + 64);
     for (std::size_t number = 0; number < num_slots_; ++number) {
-        std::copy_n(slot(number), num_words_, larger.data() + number * more_words);
+        std::copy_n(seen_.row(number), seen_.num_words(), larger.row(number));
     }
     seen_ = std::move(larger);
-    num_words_ = more_words;
 }
 
 }  // namespace dsbd

@@ -1,12 +1,6 @@
 // One request's rows of an engine's key/value cache, and which of them each of its nodes sees.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
-#include <functional>
-#include <span>
-#include <vector>
-
 #include "engine_call.hpp"
 #include "kv_cache.hpp"
 
@@ -39,17 +33,17 @@ public:
     void append_prompt(std::size_t num_tokens, std::size_t first_row, BitRows& mask);
     /// Add nodes, parents first, whose slots and rows are the next ones, and write their mask,
     /// (S, first_row + S). parent_slots: (S,) of each node's parent, which may be a new one.
-    void append(std::span<const std::int64_t> parent_slots, std::size_t first_row, BitRows& mask);
+    void append(IntSpan parent_slots, std::size_t first_row, BitRows& mask);
     /// Let the slots see what the parents of their nodes do: no longer their own rows.
-    void forget_own_rows(std::span<const std::int64_t> slots);
+    void forget_own_rows(IntSpan slots);
     /// Keep slot 0 and these, in any order, which become 1, 2, ...; drop all others.
-    void keep(std::span<const std::int64_t> slots);
+    void keep(IntSpan slots);
     /// Leave to the next request the rows that all slots see; free the others. agreed_tokens: from
     /// position 0 on, those that all paths share.
     void end(const Ints& agreed_tokens);
 
     void mark_used(Flags& is_used) const override;
-    void renumber(std::span<const std::int64_t> new_rows) override;
+    void renumber(IntSpan new_rows) override;
 
     /// The rows that a slot sees, increasing; those of the prefix as well for slot 0.
     Ints seen_rows(std::size_t slot) const;
@@ -64,15 +58,11 @@ public:
     std::size_t num_rows_at_end = 0;  // rows that it held when it ended
 
 private:
-    std::uint64_t* slot(std::size_t number) { return seen_.data() + number * num_words_; }
-    const std::uint64_t* slot(std::size_t number) const {
-        return seen_.data() + number * num_words_;
-    }
     void reserve(std::size_t num_slots, std::size_t num_rows);
 
     bool hides_first_;
-    std::size_t num_slots_ = 1, num_words_ = 8;
-    std::vector<std::uint64_t> seen_;  // (slots there is room for, num_words)
+    std::size_t num_slots_ = 1;
+    BitRows seen_{64, 512};            // (slots there is room for, rows there is room for)
     std::vector<std::uint64_t> kept_;  // of `keep`; its memory is used again
 };
 

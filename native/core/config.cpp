@@ -1,10 +1,6 @@
 // The options of one request: checked against each other, and read from resolved values.
 #include "config.hpp"
 
-#include <algorithm>
-#include <numeric>
-#include <utility>
-
 #include "error.hpp"
 #include "option_defaults.hpp"
 #include "option_table.hpp"
@@ -22,81 +18,19 @@ constexpr std::size_t MOST_NODES = 16'384;  // of a forest, whose mask has a cel
 
 template <class T>
 void take(const Json& value, T& field) {
-    field = value.get<T>();
+    if (value.is_null()) return;
+    if constexpr (std::is_enum_v<T>) {
+        const std::vector<Json> choices = options::choices_of(T());
+        field = static_cast<T>(std::ranges::find(choices, value) - choices.begin());
+    } else if constexpr (std::is_same_v<T, Uint128>) {
+        field = value.get<std::uint64_t>();
+    } else {
+        field = value.get<T>();
+    }
 }
 template <class T>
 void take(const Json& value, std::optional<T>& field) {
-    field = value.is_null() ? std::optional<T>() : value.get<T>();
-}
-template <class T>
-T named(const Json& value, std::initializer_list<const char*> names) {
-    const auto found = std::find(names.begin(), names.end(), value.get_ref<const std::string&>());
-    return static_cast<T>(found - names.begin());
-}
-
-void take_drafting(const Chosen& chosen, DecodingConfig& config) {
-    if (!chosen[coupling].is_null()) {
-        config.coupling = named<Coupling>(chosen[coupling], {"gumbel", "rejection"});
-    }
-    config.width_policy = named<WidthPolicy>(chosen[width_policy], {"fixed", "threshold"});
-    take(chosen[min_beams], config.min_beams);
-    take(chosen[accept_threshold], config.accept_threshold);
-    config.drafter =
-        named<DrafterKind>(chosen[drafter], {"model", "ngram", "model+ngram", "none"});
-    if (chosen[predicted_text].is_string()) take(chosen[predicted_text], config.predicted_text);
-    take(chosen[predicted_token_ids], config.predicted_token_ids);
-    config.draft_policy = named<PolicyKind>(chosen[draft_policy], {"fixed", "throughput"});
-    take(chosen[draft_length], config.draft_length);
-    take(chosen[draft_beams], config.draft_beams);
-    config.memory = named<Memory>(chosen[memory], {"forest", "single"});
-    take(chosen[replacement], config.replacement);
-    take(chosen[joint_threshold], config.joint_threshold);
-    take(chosen[joint_tokens], config.joint_tokens);
-    take(chosen[joint_beams], config.joint_beams);
-}
-
-void take_processing(const Chosen& chosen, DecodingConfig& config) {
-    take(chosen[repetition_penalty], config.repetition_penalty);
-    take(chosen[presence_penalty], config.presence_penalty);
-    take(chosen[frequency_penalty], config.frequency_penalty);
-    take(chosen[no_repeat_ngram_size], config.no_repeat_ngram_size);
-    take(chosen[encoder_no_repeat_ngram_size], config.encoder_no_repeat_ngram_size);
-    take(chosen[bad_words_ids], config.bad_words_ids);
-    take(chosen[logit_bias], config.logit_bias);
-    take(chosen[suppress_tokens], config.suppress_tokens);
-    take(chosen[begin_suppress_tokens], config.begin_suppress_tokens);
-    take(chosen[no_timestamps_token_id], config.no_timestamps_token_id);
-    take(chosen[max_initial_timestamp_index], config.max_initial_timestamp_index);
-    take(chosen[last_timestamp_token_id], config.last_timestamp_token_id);
-    take(chosen[min_new_tokens], config.min_new_tokens);
-    take(chosen[forced_bos_token_id], config.forced_bos_token_id);
-    take(chosen[forced_eos_token_id], config.forced_eos_token_id);
-    if (const Json& trie = chosen[constraint]; !trie.is_null()) {
-        take(trie["trie"], config.trie_file);
-        config.trie_end = trie.value("end", "");
-    }
-}
-
-void take_others(const Chosen& chosen, DecodingConfig& config) {
-    take(chosen[num_beams], config.num_beams);
-    take(chosen[temperature], config.temperature);
-    take(chosen[top_k], config.top_k);
-    take(chosen[top_p], config.top_p);
-    take(chosen[min_p], config.min_p);
-    take(chosen[typical_p], config.typical_p);
-    take(chosen[max_new_tokens], config.max_new_tokens);
-    if (!chosen[seed].is_null()) config.seed = chosen[seed].get<std::uint64_t>();
-    take(chosen[num_return_sequences], config.num_return_sequences);
-    take(chosen[length_penalty], config.length_penalty);
-    const Json& stopping = chosen[early_stopping];
-    config.early_stopping = stopping == "never" ? EarlyStopping::never
-                            : stopping == true  ? EarlyStopping::yes
-                                                : EarlyStopping::no;
-    take(chosen[stop_strings], config.stop_strings);
-    take(chosen[eos_token_id], config.eos_token_id);
-    take(chosen[top_logprobs], config.top_logprobs);
-    take(chosen[prompt_logprobs], config.prompt_logprobs);
-    take(chosen[skip_special_tokens], config.skip_special_tokens);
+    if (!value.is_null()) take(value, field.emplace());
 }
 
 std::int64_t smallest_width(const Chosen& o) {
@@ -209,9 +143,14 @@ DecodingConfig settled(Chosen chosen, bool has_draft, bool costs_are_known) {
     }
     DecodingConfig config;
     config.row = &chosen.row();
-    take_drafting(chosen, config);
-    take_processing(chosen, config);
-    take_others(chosen, config);
+#define OPTION(name, ...) take(chosen[Option::name], config.name);
+#define PROCESSOR OPTION
+#define OTHER_OPTION(name, ...)
+#include "options.inc"
+    if (const Json& trie = chosen[constraint]; !trie.is_null()) {
+        take(trie["trie"], config.trie_file);
+        config.trie_end = trie.value("end", "");
+    }
     return config;
 }
 
@@ -233,17 +172,23 @@ std::size_t DecodingConfig::most_draft_beams() const {
     return most == draft_beams.end() ? 0 : *most;
 }
 
-bool DecodingConfig::processes_logits() const {
-    return has_constraint() || repetition_penalty != 1.0 || presence_penalty != 0.0 ||
-           frequency_penalty != 0.0 || no_repeat_ngram_size || encoder_no_repeat_ngram_size ||
-           !bad_words_ids.empty() || !logit_bias.empty() || !suppress_tokens.empty() ||
-           !begin_suppress_tokens.empty() || no_timestamps_token_id || min_new_tokens ||
-           forced_bos_token_id || forced_eos_token_id;
+std::string DecodingConfig::logits_options() const {
+    static const DecodingConfig usual;
+    std::string names;
+    const auto add = [&](const char* name) {
+        names += (names.empty() ? "" : ", ") + std::string(name);
+    };
+#define OPTION(name, ...)
+#define PROCESSOR(name, ...) \
+    if (name != usual.name) add(#name);
+#define OTHER_OPTION OPTION
+#include "options.inc"
+    if (has_constraint()) add("constraint");
+    return names;
 }
 
 bool DecodingConfig::is_eos(std::int64_t token) const {
-    return eos_token_id &&
-           std::find(eos_token_id->begin(), eos_token_id->end(), token) != eos_token_id->end();
+    return eos_token_id && is_among(*eos_token_id, token);
 }
 
 void DecodingConfig::end_after(std::size_t most_tokens) {

@@ -1,16 +1,6 @@
 // The options of one request, all of them, checked and resolved.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
-#include <memory>
-#include <optional>
-#include <string>
-#include <string_view>
-#include <utility>
-#include <vector>
-
-#include "forward.hpp"
 #include "seed.hpp"
 #include "strategies.hpp"
 
@@ -106,7 +96,9 @@ struct DecodingConfig {
     }
     bool has_constraint() const { return constraint || !trie_file.empty(); }
     /// Whether a processor or a constraint changes what may be drawn.
-    bool processes_logits() const;
+    bool processes_logits() const { return !logits_options().empty(); }
+    /// The names of the processors that are given, and of the constraint: "logit_bias, constraint".
+    std::string logits_options() const;
     bool is_eos(std::int64_t token) const;
     /// Limit the length by a constraint whose sequences have ended after so many tokens.
     void end_after(std::size_t most_tokens);

@@ -1,14 +1,11 @@
 // The decoding loop: draft a forest, verify it in one target call, select, prune, observe.
 #include "decode.hpp"
 
-#include <algorithm>
-
 #include "drafting/ngram.hpp"
 #include "error.hpp"
 #include "set_up.hpp"
 
 namespace dsbd {
-
 namespace {
 
 /// The beams of every committed layer, and how many of their nodes the forest had already.
@@ -83,15 +80,23 @@ Beams prune(LoopParts& run, const Iteration& iteration) {
     return beams;
 }
 
-/// Return whether the caller has no use for the rest; the layers after `depth_before` are new.
-bool is_given_up(LoopParts& run, const Beams& beams, std::size_t depth, std::size_t depth_before) {
-    const DecodingRequest& request = run.request;
-    const bool is_due = depth / GIVE_UP_INTERVAL > depth_before / GIVE_UP_INTERVAL;
-    if (!request.gives_up || !is_due || run.rule->is_finished(beams, depth)) return false;
-    std::vector<Ints> live;
-    for (auto entry : beams.hypotheses) live.push_back(run.hypotheses.tokens_of(entry));
-    const auto reason = [&](const Ints& tokens) { return request.finish_reason(tokens); };
-    return request.gives_up(live, decoded_sequences(run.rule->ended(), run.hypotheses, reason));
+/// Return the best hypotheses as sequences.
+std::vector<DecodedSequence> best_sequences(const LoopParts& run, const Beams& beams) {
+    const Finished best = run.rule->results(beams).first(run.config.num_return_sequences);
+    const Hypotheses& hypotheses = run.hypotheses;
+    std::vector<DecodedSequence> sequences;
+    for (std::size_t i = 0; i < best.hypotheses.size(); ++i) {
+        const std::int64_t entry = best.hypotheses[i];
+        const Ints path = hypotheses.path(entry);
+        DecodedSequence& sequence = sequences.emplace_back();
+        sequence.token_ids = entries_at(hypotheses.tokens, path);
+        sequence.token_logprobs = entries_at(hypotheses.token_logprobs, path);
+        sequence.logprob = hypotheses.logprobs[at(entry)];
+        sequence.score = best.scores[i];
+        sequence.finish_reason = run.request.finish_reason(sequence.token_ids);
+        if (run.tops()) sequence.top_logprobs = run.tops()->of(path);
+    }
+    return sequences;
 }
 
 /// Leave the caches to the next request; return the best sequences and the statistics.
@@ -99,25 +104,14 @@ DecodeResult finish(LoopParts& run, const Beams& beams) {
     const DecodingRequest& request = run.request;
     const Hypotheses& hypotheses = run.hypotheses;
     Ints agreed = request.prompt_ids;
-    for (auto entry : hypotheses.common(beams.hypotheses)) {
-        agreed.push_back(hypotheses.tokens[at(entry)]);
-    }
+    const Ints common = entries_at(hypotheses.tokens, hypotheses.common(beams.hypotheses));
+    agreed.insert(agreed.end(), common.begin(), common.end());
     DecodeResult result;
     for (ForestRunner* runner : run.runners) {
         runner->finish(agreed);
         result.distribution_bytes_peak += runner->distributions.bytes_peak;
     }
-    Finished best = run.rule->results(beams);
-    if (best.hypotheses.empty()) {  // given up before any has ended
-        best.hypotheses = beams.hypotheses;
-        for (auto entry : best.hypotheses) {
-            best.scores.push_back(hypotheses.score(entry, run.config.length_penalty));
-        }
-        best = best.ranked();
-    }
-    const auto reason = [&](const Ints& tokens) { return request.finish_reason(tokens); };
-    result.sequences = decoded_sequences(best.first(run.config.num_return_sequences), hypotheses,
-                                         reason, run.tops());
+    result.sequences = best_sequences(run, beams);
     const Ints& first = result.sequences[0].token_ids;
     if (request.ngram_pool) {
         Ints text = request.prompt_ids;
@@ -146,13 +140,10 @@ EngineCalls<DecodeResult> decoding_loop(DecodingRequest& request, CacheView& tar
             iteration_of(run, std::move(beams), std::move(drafted), std::move(selected));
         run.observe(iteration);
         beams = prune(run, iteration);
-        const std::size_t depth_before = depth;
         depth += iteration.committed.size();
         if (request.on_iteration) {
-            request.on_iteration(IterationOutput{run.hypotheses, iteration.hypotheses,
-                                                 run.agreement, *run.stats, run.tops()});
+            request.on_iteration({run.hypotheses, iteration.hypotheses, run.agreement});
         }
-        if (is_given_up(run, beams, depth, depth_before)) break;
     }
     co_return finish(run, beams);
 }

@@ -1,10 +1,8 @@
 // Next-token distributions of many positions, by row (slot), in flat arrays.
 #include "distribution.hpp"
 
-#include <algorithm>
 #include <cmath>
 #include <limits>
-#include <numeric>
 
 #include "numbers.hpp"
 
@@ -20,10 +18,10 @@ std::size_t bytes(const std::vector<T>& entries) {
 
 /// Replace entries by some of them.
 template <class T>
-void take(std::vector<T>& entries, std::span<const std::int64_t> rows) {
+void take(std::vector<T>& entries, IntSpan rows) {
     std::vector<T> found{entries[0]};
     found.reserve(entries.capacity());
-    for (const auto row : rows) found.push_back(entries[static_cast<std::size_t>(row)]);
+    for (const auto row : rows) found.push_back(entries[at(row)]);
     entries.swap(found);
 }
 
@@ -78,9 +76,7 @@ void TokenDistributions::add_dense(std::span<const float> logits, float largest,
     entries_.logits.insert(entries_.logits.end(), logits.begin(), logits.end());
 }
 
-void TokenDistributions::add_listed(std::span<const std::int64_t> tokens,
-                                    std::span<const double> log_probs,
-                                    std::span<const double> raw_log_probs) {
+void TokenDistributions::add_listed(IntSpan tokens, FloatSpan log_probs, FloatSpan raw_log_probs) {
     const std::size_t begin = entries_.tokens.size();
     for (std::size_t i = 0; i < tokens.size(); ++i) {
         if (log_probs[i] == LOG_ZERO) continue;
@@ -91,12 +87,12 @@ void TokenDistributions::add_listed(std::span<const std::int64_t> tokens,
     add_row(Kind::listed, begin, entries_.tokens.size() - begin);
 }
 
-void TokenDistributions::keep(std::span<const std::int64_t> rows) {
+void TokenDistributions::keep(IntSpan rows) {
     for (auto* each : {&spare_.log_probs, &spare_.raw_log_probs}) each->clear();
     spare_.tokens.clear();
     spare_.logits.clear();
     for (const auto row : rows) {
-        const std::size_t begin = begins_[static_cast<std::size_t>(row)], size = num_tokens(row);
+        const std::size_t begin = begins_[at(row)], size = num_tokens(row);
         if (kind_ == Kind::dense) {
             append(spare_.logits, entries_.logits, begin, size);
             continue;
@@ -116,7 +112,7 @@ void TokenDistributions::keep(std::span<const std::int64_t> rows) {
 }
 
 std::size_t TokenDistributions::made(std::int64_t row) {
-    const auto index = static_cast<std::size_t>(row);
+    const auto index = at(row);
     const std::size_t begin = begins_[index];
     if (is_made_[index]) return begin;
     is_made_[index] = 1;
@@ -132,10 +128,6 @@ std::size_t TokenDistributions::made(std::int64_t row) {
     return begin;
 }
 
-std::span<const float> TokenDistributions::logits_of(std::size_t row) const {
-    return {&entries_.logits[begins_[row]], counts_[row]};
-}
-
 double TokenDistributions::normalizer_of(std::size_t row) {
     if (std::isnan(normalizers_[row])) normalizers_[row] = log_normalizer(logits_of(row));
     return normalizers_[row];
@@ -149,7 +141,7 @@ void TokenDistributions::warp_dense(std::size_t row, double* log_probs) {
 }
 
 void TokenDistributions::copy(std::int64_t row, const CandidateArrays& found) {
-    const auto index = static_cast<std::size_t>(row);
+    const auto index = at(row);
     const std::size_t size = counts_[index];
     if (kind_ != Kind::dense) {
         const std::size_t begin = made(row);
@@ -166,11 +158,11 @@ void TokenDistributions::copy(std::int64_t row, const CandidateArrays& found) {
 }
 
 void TokenDistributions::consider(std::int64_t row, const NoisyBeam& beam, BestByNoise& best) {
-    const auto index = static_cast<std::size_t>(row);
+    const auto index = at(row);
     const std::size_t size = counts_[index];
     if (kind_ != Kind::dense) {
         const std::size_t begin = made(row);
-        const std::span<const std::int64_t> tokens(entries_.tokens.data() + begin, size);
+        const IntSpan tokens(entries_.tokens.data() + begin, size);
         return best.consider(beam, {tokens, {entries_.log_probs.data() + begin, size}});
     }
     if (are_whole()) return best.consider(beam, whole(row));
@@ -193,7 +185,7 @@ WholeRow TokenDistributions::whole(std::int64_t row) {
 }
 
 double TokenDistributions::raw_log_prob(std::int64_t row, std::size_t place) {
-    const auto index = static_cast<std::size_t>(row);
+    const auto index = at(row);
     if (kind_ == Kind::dense) return double{logits_of(index)[place]} - normalizer_of(index);
     return entries_.raw_log_probs[made(row) + place];
 }
@@ -204,13 +196,13 @@ double TokenDistributions::least(std::int64_t row) {
 }
 
 double TokenDistributions::log_prob_of(std::int64_t row, std::int64_t token) {
-    const auto index = static_cast<std::size_t>(row);
+    const auto index = at(row);
     if (counts_[index] == 0) return LOG_ZERO;
     if (are_whole()) return whole(row).log_prob_of(static_cast<std::size_t>(token));
     if (kind_ == Kind::dense) {
         warped_.resize(counts_[index]);
         warp_dense(index, warped_.data());
-        return warped_[static_cast<std::size_t>(token)];
+        return warped_[at(token)];
     }
     const std::size_t begin = made(row);
     const auto first = entries_.tokens.begin() + static_cast<std::ptrdiff_t>(begin);

@@ -5,13 +5,7 @@
 // one class. Top and dense rows hold logits until they are read.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
-#include <span>
-#include <vector>
-
 #include "best_by_noise.hpp"
-#include "forward.hpp"
 #include "warp.hpp"
 
 namespace dsbd {
@@ -47,14 +41,13 @@ public:
     /// Add a row of the whole vocabulary of an engine that returns largest logit and normalizer.
     void add_dense(std::span<const float> logits, float largest, double normalizer);
     /// Add a row of listed tokens, of which those of log-probability -inf are left out.
-    void add_listed(std::span<const std::int64_t> tokens, std::span<const double> log_probs,
-                    std::span<const double> raw_log_probs);
+    void add_listed(IntSpan tokens, FloatSpan log_probs, FloatSpan raw_log_probs);
 
     /// Keep row 0 and these rows, which become 1, 2, ...; drop all others.
-    void keep(std::span<const std::int64_t> rows);
+    void keep(IntSpan rows);
     void clear();
 
-    std::size_t num_tokens(std::int64_t row) const { return counts_[static_cast<std::size_t>(row)]; }
+    std::size_t num_tokens(std::int64_t row) const { return counts_[at(row)]; }
     /// Write the candidates of a row, `num_tokens(row)` of them.
     void copy(std::int64_t row, const CandidateArrays& found);
     /// Whether every token has its log-probability by itself: rows are dense and not cut.
@@ -83,7 +76,9 @@ private:
     std::size_t add_row(Kind kind, std::size_t num_entries, std::size_t num_tokens);
     /// Warp a top row that holds logits, if it still does; return where it begins.
     std::size_t made(std::int64_t row);
-    std::span<const float> logits_of(std::size_t row) const;
+    std::span<const float> logits_of(std::size_t row) const {
+        return {&entries_.logits[begins_[row]], counts_[row]};
+    }
     /// Write the warped log-probabilities of a dense row, (vocab_size,).
     void warp_dense(std::size_t row, double* log_probs);
     double normalizer_of(std::size_t row);

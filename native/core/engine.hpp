@@ -1,10 +1,6 @@
 // An engine as the algorithm sees it: append rows to a cache, get logits, keep some rows.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
-#include <span>
-
 #include "forward.hpp"
 
 namespace dsbd {
@@ -36,7 +32,7 @@ public:
     /// Append the rows of a forward; return the logits of some of them.
     virtual ForwardResult forward(const Forward& forward) = 0;
     /// Keep these cache rows, increasing, in this order; drop all others.
-    virtual void keep(std::span<const std::int64_t> rows) = 0;
+    virtual void keep(IntSpan rows) = 0;
     /// Read a source before a forward has it among others, which its errors would end.
     virtual void read_source(const SourcePointer&) {}
     /// Free what is kept of a source; a later forward may have it again.

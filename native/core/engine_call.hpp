@@ -5,13 +5,7 @@
 #pragma once
 
 #include <coroutine>
-#include <cstddef>
-#include <cstdint>
 #include <exception>
-#include <functional>
-#include <memory>
-#include <optional>
-#include <utility>
 #include <variant>
 
 #include "forward.hpp"
@@ -19,6 +13,9 @@
 namespace dsbd {
 
 enum class Role : std::uint8_t { target = 0, draft = 1 };
+
+/// An engine as an index.
+inline std::size_t at(Role role) { return static_cast<std::size_t>(role); }
 
 /// Seconds of a clock that never goes back.
 using Clock = std::function<double()>;
@@ -181,7 +178,6 @@ public:
         std::exchange(slot_->waiting, {}).resume();
         return slot_->wanted;
     }
-    bool is_over() const { return calls_.handle().done(); }
     T result() { return calls_.result(); }
 
 private:

@@ -1,14 +1,11 @@
 // The forest: one trie of the drafted and accepted nodes below the prompt, each node once.
 #include "forest.hpp"
 
-#include <algorithm>
-
 #include "joint_distribution.hpp"
 #include "logits_processing/path_states.hpp"
 #include "noise.hpp"
 
 namespace dsbd {
-
 namespace {
 
 /// Move the entries of the kept nodes to the front; drop all others.
@@ -57,7 +54,7 @@ const std::vector<std::uint64_t>& Forest::candidate_keys(const JointDistribution
     return joint.path_keys;
 }
 
-Nodes Forest::descend(const JointDistribution& joint, std::span<const std::int64_t> chosen) {
+Nodes Forest::descend(const JointDistribution& joint, IntSpan chosen) {
     Nodes nodes(chosen.size());
     const std::size_t first = size();
     for (std::size_t i = 0; i < chosen.size(); ++i) {
@@ -85,10 +82,10 @@ void Forest::end_some(std::size_t first) {
     num_added += static_cast<std::int64_t>(size() - first);
     Flags ends(size() - first);
     for (std::size_t i = 0; i < ends.size(); ++i) {
-        ends[i] = std::find(eos_ids_.begin(), eos_ids_.end(), tokens[first + i]) != eos_ids_.end();
+        ends[i] = is_among(eos_ids_, tokens[first + i]);
     }
-    const auto new_parents = std::span<const std::int64_t>(parents).subspan(first);
-    const auto new_tokens = std::span<const std::int64_t>(tokens).subspan(first);
+    const auto new_parents = IntSpan(parents).subspan(first);
+    const auto new_tokens = IntSpan(tokens).subspan(first);
     for (PathStates* states : path_states_) states->add(new_parents, new_tokens, ends);
     for (std::size_t i = 0; i < ends.size(); ++i) {
         if (!ends[i]) continue;
@@ -98,7 +95,7 @@ void Forest::end_some(std::size_t first) {
     }
 }
 
-Flags Forest::stopped(const JointDistribution& joint, std::span<const std::int64_t> chosen) const {
+Flags Forest::stopped(const JointDistribution& joint, IntSpan chosen) const {
     Flags ends(chosen.size());
     if (path_states_.empty()) return ends;
     Nodes above(chosen.size()), next(chosen.size());
@@ -110,12 +107,12 @@ Flags Forest::stopped(const JointDistribution& joint, std::span<const std::int64
     return ends;
 }
 
-bool Forest::are_absorbing(std::span<const std::int64_t> nodes) const {
+bool Forest::are_absorbing(IntSpan nodes) const {
     return has_ends && std::all_of(nodes.begin(), nodes.end(),
                                    [&](auto node) { return is_absorbing[at(node)] != 0; });
 }
 
-Nodes Forest::pending(std::span<const std::int64_t> nodes, const Nodes& of_engine) const {
+Nodes Forest::pending(IntSpan nodes, const Nodes& of_engine) const {
     const auto is_missing = [&](auto node) { return node >= 0 && of_engine[at(node)] < 0; };
     Nodes found;
     std::copy_if(nodes.begin(), nodes.end(), std::back_inserter(found), is_missing);
@@ -129,14 +126,10 @@ Nodes Forest::pending(std::span<const std::int64_t> nodes, const Nodes& of_engin
             is_pending[at(node)] = 1;
         }
     }
-    found.clear();
-    for (std::size_t node = 0; node < size(); ++node) {
-        if (is_pending[node]) found.push_back(static_cast<std::int64_t>(node));
-    }
-    return found;
+    return places_of(is_pending);
 }
 
-Flags Forest::below(std::span<const std::int64_t> roots) const {
+Flags Forest::below(IntSpan roots) const {
     Flags is_below(size());
     for (auto root : roots) is_below[at(root)] = 1;
     for (std::size_t node = 0; node < size(); ++node) {

@@ -6,13 +6,8 @@
 #pragma once
 
 #include <array>
-#include <cstddef>
-#include <cstdint>
-#include <span>
-#include <vector>
 
 #include "engine_call.hpp"
-#include "forward.hpp"
 
 namespace dsbd {
 
@@ -23,7 +18,6 @@ inline constexpr std::int64_t NO_NODE = -1;
 inline constexpr std::int64_t NOT_COMPUTED = -1;
 
 using Nodes = Ints;
-using Flags = std::vector<std::uint8_t>;
 
 /// The nodes by number, parents before children.
 class Forest {
@@ -35,23 +29,23 @@ public:
     std::size_t size() const { return tokens.size(); }
     /// The slot of a node in an engine; 0, the prompt's, of NO_NODE.
     std::int64_t slot(Role role, std::int64_t node) const {
-        return node < 0 ? 0 : slots[static_cast<std::size_t>(role)][static_cast<std::size_t>(node)];
+        return node < 0 ? 0 : slots[at(role)][at(node)];
     }
-    Nodes& slots_of(Role role) { return slots[static_cast<std::size_t>(role)]; }
-    const Nodes& slots_of(Role role) const { return slots[static_cast<std::size_t>(role)]; }
+    Nodes& slots_of(Role role) { return slots[at(role)]; }
+    const Nodes& slots_of(Role role) const { return slots[at(role)]; }
 
     /// Return the path keys of all candidates, (num_candidates,); stored in `joint`.
     const std::vector<std::uint64_t>& candidate_keys(const JointDistribution& joint) const;
     /// Return the node of every distinct chosen candidate; an absorbing beam's is its own.
-    Nodes descend(const JointDistribution& joint, std::span<const std::int64_t> chosen);
+    Nodes descend(const JointDistribution& joint, IntSpan chosen);
     /// Return which chosen candidates would end by the state of a path, (num_chosen,).
-    Flags stopped(const JointDistribution& joint, std::span<const std::int64_t> chosen) const;
-    bool are_absorbing(std::span<const std::int64_t> nodes) const;
+    Flags stopped(const JointDistribution& joint, IntSpan chosen) const;
+    bool are_absorbing(IntSpan nodes) const;
     /// Return what must be computed before the distributions after `nodes`, parents first.
     /// slots: (num_nodes,), of one engine.
-    Nodes pending(std::span<const std::int64_t> nodes, const Nodes& slots) const;
+    Nodes pending(IntSpan nodes, const Nodes& slots) const;
     /// Return which nodes are descendants of `roots`, these not included: (num_nodes,).
-    Flags below(std::span<const std::int64_t> roots) const;
+    Flags below(IntSpan roots) const;
     /// Drop the nodes that are not kept, (num_nodes,); return new number by old, or NO_NODE.
     Nodes prune(const Flags& is_kept);
 
@@ -66,8 +60,6 @@ public:
 
     bool has_ends = false;                    // whether there was an absorbing node
     std::int64_t num_added = 0, num_met = 0;  // nodes that `descend` has made, and found, so far
-
-    const std::vector<PathStates*>& path_states() const { return path_states_; }
 
 private:
     void append(std::int64_t parent, std::int64_t token, std::uint64_t key);

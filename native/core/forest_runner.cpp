@@ -1,16 +1,11 @@
 // One engine's rows of the forest: the nodes that it has computed, and the calls that do.
 #include "forest_runner.hpp"
 
-#include <algorithm>
-#include <numeric>
-#include <string>
-
 #include "logits.hpp"
 #include "node_features.hpp"
 #include "top_tokens.hpp"
 
 namespace dsbd {
-
 namespace {
 
 /// From this many iterations without a draft, recomputing the draft's rows is cheaper than keeping
@@ -33,7 +28,7 @@ EngineCalls<void> ForestRunner::prefill(Ints token_ids, std::vector<ForestRunner
     const std::size_t most = scorer_ ? SCORED_CHUNK : PREFILL_CHUNK;
     for (std::size_t start = view_.prefix.tokens.size(); start < token_ids.size(); start += most) {
         const std::size_t end = std::min(start + most, token_ids.size());
-        const auto chunk = std::span<const std::int64_t>(token_ids).subspan(start, end - start);
+        const auto chunk = IntSpan(token_ids).subspan(start, end - start);
         EngineCall call{role_, &view_.meter, chunk.size(),
                         [=, this](std::size_t first_row, Forward& forward) {
                             write_prompt(chunk, start, first_row, forward);
@@ -57,18 +52,16 @@ EngineCalls<void> ForestRunner::prefill(Ints token_ids, std::vector<ForestRunner
     for (ForestRunner* follower : followers) co_await follower->prefill(token_ids);
 }
 
-void ForestRunner::write_prompt(std::span<const std::int64_t> chunk, std::size_t start,
-                                std::size_t first_row, Forward& forward) {
+void ForestRunner::write_prompt(IntSpan chunk, std::size_t start, std::size_t first_row,
+                                Forward& forward) {
     forward.token_ids.assign(chunk.begin(), chunk.end());
-    forward.positions.resize(chunk.size());
-    std::iota(forward.positions.begin(), forward.positions.end(), static_cast<std::int64_t>(start));
+    count_up(forward.positions, chunk.size(), static_cast<std::int64_t>(start));
     view_.append_prompt(chunk.size(), first_row, forward.mask);
-    forward.logit_rows.resize(scorer_ ? chunk.size() : 0);
-    std::iota(forward.logit_rows.begin(), forward.logit_rows.end(), std::int64_t{0});
+    count_up(forward.logit_rows, scorer_ ? chunk.size() : 0);
     if (features_) features_->write_prompt(start, chunk.size(), forward);
 }
 
-bool ForestRunner::are_computed(std::span<const std::int64_t> nodes) const {
+bool ForestRunner::are_computed(IntSpan nodes) const {
     return std::all_of(nodes.begin(), nodes.end(),
                        [&](auto node) { return slots()[at(node)] >= 0; });
 }
@@ -79,10 +72,6 @@ Nodes ForestRunner::missing() const {
         if (slots()[node] < 0) found.push_back(static_cast<std::int64_t>(node));
     }
     return found;
-}
-
-std::optional<LayerNeeds> ForestRunner::look_up(const Nodes& nodes, const TakesAll&) {
-    return LayerNeeds{pending(nodes)};
 }
 
 EngineCalls<void> ForestRunner::compute(Nodes pending) {
@@ -133,24 +122,16 @@ void ForestRunner::write(const Computing& computing, std::size_t first_row, Forw
         forward.positions[i] = forest.positions[at(computing.nodes[i])];
     }
     view_.append(computing.parent_slots, first_row, forward.mask);
-    forward.logit_rows.resize(size);
-    std::iota(forward.logit_rows.begin(), forward.logit_rows.end(), std::int64_t{0});
+    count_up(forward.logit_rows, size);
     if (!features_) return;
     forward.parent_features = computing.parent_features;
     if (view_.spec().returns_features) forward.feature_rows = forward.logit_rows;
 }
 
-JointDistribution ForestRunner::joint(const Nodes& nodes, const Floats& log_weights,
-                                      const Ints& copies) {
-    return distributions.joint(nodes, log_weights, copies);
-}
-
 LeftOut ForestRunner::read_left_out(const Beams& beams, double threshold, std::size_t most) {
     LeftOutTokens& left_out = distributions.left_out;
-    Ints of_beams;
-    for (auto node : beams.nodes) of_beams.push_back(slots()[at(node)]);
-    const LeftOut found =
-        left_out.read(distributions.known, of_beams, beams.log_weights, threshold, most);
+    const LeftOut found = left_out.read(distributions.known, entries_at(slots(), beams.nodes),
+                                        beams.log_weights, threshold, most);
     if (found != LeftOut::gone) return found;
     Ints gone;
     for (auto beam : left_out.gone) {
@@ -165,13 +146,9 @@ LeftOut ForestRunner::read_left_out(const Beams& beams, double threshold, std::s
 
 void ForestRunner::keep_needed(Flags& is_kept) const {
     if (is_put_off_) return;
-    Nodes kept;
-    for (std::size_t node = 0; node < is_kept.size(); ++node) {
-        if (is_kept[node]) kept.push_back(static_cast<std::int64_t>(node));
-    }
     Nodes left;  // the slots after pruning
     for (auto slot : features_ ? slots() : Nodes{}) left.push_back(slot_after_pruning(slot));
-    for (auto node : forest.pending(kept, features_ ? left : slots())) {
+    for (auto node : forest.pending(places_of(is_kept), features_ ? left : slots())) {
         is_kept[at(node)] = 1;
         const std::int64_t parent = forest.parents[at(node)];
         if (parent >= 0) is_kept[at(parent)] = 1;
@@ -266,11 +243,6 @@ Ints LateRunner::tokens() const {
     const Ints more = hypotheses_.tokens_of(read_to_.hypotheses[0]);
     found.insert(found.end(), more.begin(), more.end());
     return found;
-}
-
-/// Rows of an earlier prompt that began alike stay as they are.
-void LateRunner::finish(const Ints& agreed_tokens) {
-    if (!is_unread_) ForestRunner::finish(agreed_tokens);
 }
 
 /// Rows that another request has by now are shared.

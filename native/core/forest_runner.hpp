@@ -1,13 +1,7 @@
 // One engine's rows of the forest: the nodes that it has computed, and the calls that do.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
 #include <map>
-#include <optional>
-#include <span>
-#include <utility>
-#include <vector>
 
 #include "beams.hpp"
 #include "cache_view.hpp"
@@ -44,20 +38,22 @@ public:
     /// Leave the rows of the prompt and the new tokens that all beams share to the next one.
     virtual void finish(const Ints& agreed_tokens) { view_.end(agreed_tokens); }
     /// Whether the distribution after each is known; an absorbing one needs none.
-    bool are_computed(std::span<const std::int64_t> nodes) const;
+    bool are_computed(IntSpan nodes) const;
     Nodes missing() const;
-    Nodes pending(std::span<const std::int64_t> nodes) const {
-        return forest.pending(nodes, slots());
-    }
+    Nodes pending(IntSpan nodes) const { return forest.pending(nodes, slots()); }
 
     /// Every row needs the model, and what it has not computed above.
-    std::optional<LayerNeeds> look_up(const Nodes& nodes, const TakesAll& takes_all) override;
+    std::optional<LayerNeeds> look_up(const Nodes& nodes, const TakesAll&) override {
+        return LayerNeeds{pending(nodes)};
+    }
     /// Compute `pending` or `missing` nodes in one call; a feature draft needs several.
     EngineCalls<void> compute(Nodes pending) override;
     JointDistribution joint(const Nodes& nodes, const Floats& log_weights,
-                            const Ints& copies) override;
+                            const Ints& copies) override {
+        return distributions.joint(nodes, log_weights, copies);
+    }
     /// The warped log-probability of one token after each computed node.
-    Floats log_probs(std::span<const std::int64_t> nodes, std::span<const std::int64_t> tokens) {
+    Floats log_probs(IntSpan nodes, IntSpan tokens) {
         return distributions.log_probs(nodes, tokens);
     }
 
@@ -94,8 +90,7 @@ private:
     };
     Computing begin_computing(Nodes nodes);
     void write(const Computing& computing, std::size_t first_row, Forward& forward);
-    void write_prompt(std::span<const std::int64_t> chunk, std::size_t start,
-                      std::size_t first_row, Forward& forward);
+    void write_prompt(IntSpan chunk, std::size_t start, std::size_t first_row, Forward& forward);
     ModelError named(const ModelError& error) const;
 
     std::int64_t slot_after_pruning(std::int64_t slot) const;
@@ -118,7 +113,10 @@ public:
     void rest(std::size_t num_iterations, const Beams& beams);
     /// Return how many tokens of prompt and source are read before the first node.
     std::pair<std::size_t, std::size_t> unread() const;
-    void finish(const Ints& agreed_tokens) override;
+    /// Rows of an earlier prompt that began alike stay as they are.
+    void finish(const Ints& agreed_tokens) override {
+        if (!is_unread_) ForestRunner::finish(agreed_tokens);
+    }
 
 protected:
     EngineCalls<void> read_prompt() override;

@@ -1,14 +1,21 @@
 // One forward of an engine over nodes of a forest, and its result; of several requests, joined.
 //
 // S: new rows, parents before children; N: rows of the cache, the S new ones included; R: rows
-// whose logits are returned. As dsbd_forward does in Python.
+// whose logits are returned. As dsbd_forward does in Python. All of the core includes this file,
+// and with it these standard headers and short names.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <numeric>
 #include <optional>
 #include <span>
+#include <string>
+#include <string_view>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -16,9 +23,43 @@ namespace dsbd {
 
 using Ints = std::vector<std::int64_t>;
 using Floats = std::vector<double>;
+using IntSpan = std::span<const std::int64_t>;
+using FloatSpan = std::span<const double>;
+
+using Flags = std::vector<std::uint8_t>;
 
 /// A number that is not negative, as an index.
 inline std::size_t at(std::int64_t number) { return static_cast<std::size_t>(number); }
+
+/// Let numbers be `first`, `first` + 1, ..., so many.
+template <class T>
+void count_up(std::vector<T>& numbers, std::size_t size, std::type_identity_t<T> first = 0) {
+    numbers.resize(size);
+    std::iota(numbers.begin(), numbers.end(), first);
+}
+
+/// Return the entries in these places.
+template <class T, class Places>
+std::vector<T> entries_at(const std::vector<T>& entries, const Places& places) {
+    std::vector<T> found;
+    found.reserve(places.size());
+    for (const auto place : places) found.push_back(entries[static_cast<std::size_t>(place)]);
+    return found;
+}
+
+/// Return the places of the flags that are set, increasing.
+inline Ints places_of(const Flags& flags) {
+    Ints found;
+    for (std::size_t place = 0; place < flags.size(); ++place) {
+        if (flags[place]) found.push_back(static_cast<std::int64_t>(place));
+    }
+    return found;
+}
+
+template <class Items, class T>
+bool is_among(const Items& items, const T& item) {
+    return std::find(items.begin(), items.end(), item) != items.end();
+}
 
 /// Bits of rows, packed lowest first into words: bit c of row s is bit c % 64 of word c / 64.
 class BitRows {

@@ -1,10 +1,7 @@
 // Rows of one engine's key/value cache, of one request or of several: append, keep, trim.
 #include "kv_cache.hpp"
 
-#include <algorithm>
-
 namespace dsbd {
-
 namespace {
 
 /// So many rows that no view sees, and a quarter of the others, may lie between these: an unused
@@ -20,12 +17,11 @@ std::size_t count_of(const Flags& flags) {
     return static_cast<std::size_t>(std::count(flags.begin(), flags.end(), 1));
 }
 
-std::size_t num_common_of(const Ints& tokens, const SourcePointer& source,
-                          const RowIdentity& other) {
-    if (source != other.source) return 0;
-    const auto ends = std::mismatch(tokens.begin(), tokens.end(), other.tokens.begin(),
-                                    other.tokens.end());
-    return static_cast<std::size_t>(ends.first - tokens.begin());
+/// Return how many first tokens of an identity a prefix has.
+std::size_t num_common(const PrefixCache& prefix, const RowIdentity& identity) {
+    if (prefix.source != identity.source) return 0;
+    const auto ends = std::ranges::mismatch(prefix.tokens, identity.tokens);
+    return static_cast<std::size_t>(ends.in1 - prefix.tokens.begin());
 }
 
 void append_shifted(Ints& rows, const Ints& more, std::size_t first) {
@@ -33,10 +29,6 @@ void append_shifted(Ints& rows, const Ints& more, std::size_t first) {
 }
 
 }  // namespace
-
-std::size_t RowIdentity::num_common(const RowIdentity& other) const {
-    return num_common_of(tokens, source, other);
-}
 
 void PrefixCache::shorten(std::size_t num_tokens) {
     if (tokens.size() > num_tokens) tokens.resize(num_tokens);
@@ -56,7 +48,7 @@ std::size_t SharedKVCache::num_used() const { return count_of(used()); }
 void SharedKVCache::open_view(UsedRows& view) {
     const PrefixCache& prefix = view.prefix;
     for (std::size_t i = 0; i < prefix.tokens.size(); ++i) {
-        const auto row = static_cast<std::size_t>(prefix.rows[i]);
+        const auto row = at(prefix.rows[i]);
         tokens_[row] = prefix.tokens[i];
         positions_[row] = static_cast<std::int64_t>(i);
     }
@@ -68,13 +60,8 @@ void SharedKVCache::add(UsedRows& rows) {
     next_check_ = 0;
 }
 
-void SharedKVCache::remove(UsedRows& rows) {
-    std::erase(views_, &rows);
-    next_check_ = 0;
-}
-
 void SharedKVCache::close_view(UsedRows& view) {
-    if (std::find(views_.begin(), views_.end(), &view) == views_.end()) return;
+    if (!is_among(views_, &view)) return;
     remove(view);
     if (view.prefix.tokens.empty()) return;
     closed_.push_back(view.prefix);
@@ -83,19 +70,18 @@ void SharedKVCache::close_view(UsedRows& view) {
 
 PrefixCache SharedKVCache::longest_prefix(const RowIdentity& identity) const {
     const PrefixCache* longest = nullptr;
-    std::size_t num_common = 0;
+    std::size_t most_common = 0;
     const auto consider = [&](const PrefixCache& other) {
-        const std::size_t found = num_common_of(other.tokens, other.source, identity);
-        if (found <= num_common) return;
-        longest = &other;
-        num_common = found;
+        const std::size_t found = num_common(other, identity);
+        if (found > most_common) longest = &other;
+        most_common = std::max(most_common, found);
     };
     if (shares_prefixes_) {
         for (const UsedRows* view : views_) consider(view->prefix);
         for (const PrefixCache& prefix : closed_) consider(prefix);
     }
     PrefixCache copy = longest ? *longest : PrefixCache{};
-    copy.shorten(num_common);
+    copy.shorten(most_common);
     copy.source = identity.source;
     return copy;
 }

@@ -6,21 +6,12 @@
 // when they are many or there is too little room.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
 #include <map>
-#include <memory>
-#include <optional>
-#include <span>
-#include <vector>
 
 #include "engine.hpp"
 #include "engine_call.hpp"
-#include "forward.hpp"
 
 namespace dsbd {
-
-using Flags = std::vector<std::uint8_t>;
 
 /// Prompt rows per call: bounds the mask at PREFILL_CHUNK x capacity.
 inline constexpr std::size_t PREFILL_CHUNK = 256;
@@ -29,9 +20,6 @@ inline constexpr std::size_t PREFILL_CHUNK = 256;
 struct RowIdentity {
     Ints tokens;
     SourcePointer source;
-
-    std::size_t num_common(const RowIdentity& other) const;
-    bool operator==(const RowIdentity&) const = default;
 };
 
 /// Where a feature lies; null: the node has no parent, and its row is computed from zeros.
@@ -64,7 +52,7 @@ public:
     /// Mark the rows of the cache that they are, (num_rows of the engine,).
     virtual void mark_used(Flags& is_used) const = 0;
     /// Follow the engine, which has kept some rows; `new_rows` is new row by old.
-    virtual void renumber(std::span<const std::int64_t> new_rows) = 0;
+    virtual void renumber(IntSpan new_rows) = 0;
 
     PrefixCache prefix;
 };
@@ -79,8 +67,6 @@ public:
 
     Engine& engine() const { return engine_; }
     std::size_t num_rows() const { return engine_.num_rows(); }
-    /// Views whose rows are there, the closed ones included.
-    std::size_t num_views() const { return views_.size() + closed_.size(); }
     /// Rows that an open view sees.
     std::size_t num_used() const;
 
@@ -88,7 +74,10 @@ public:
     void open_view(UsedRows& view);
     /// Keep these rows until they are closed or removed.
     void add(UsedRows& rows);
-    void remove(UsedRows& rows);
+    void remove(UsedRows& rows) {
+        std::erase(views_, &rows);
+        next_check_ = 0;
+    }
     /// Give up a view's rows; until dropped its prefix may serve a request that begins alike.
     void close_view(UsedRows& view);
     /// Return a copy of the longest prefix of a path of any view, with the path's source.
@@ -107,8 +96,6 @@ public:
     void expect(std::size_t num_new);
     /// Make calls that share a group in one forward of the engine; return the result of each.
     std::vector<ForwardResult> forward(std::span<EngineCall* const> calls);
-    /// Drop the rows that no view sees.
-    void trim() { keep(used()); }
 
 private:
     void make_room(std::size_t num_new);

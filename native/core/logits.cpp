@@ -1,9 +1,7 @@
 // The logits of the rows of a forward, by what the engine's head returns.
 #include "logits.hpp"
 
-#include <algorithm>
 #include <cmath>
-#include <string>
 
 #include "error.hpp"
 #include "numbers.hpp"

@@ -5,12 +5,7 @@
 // a function of the engine and the path, never of the call.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
-#include <span>
-
 #include "engine.hpp"
-#include "forward.hpp"
 
 namespace dsbd {
 

@@ -1,9 +1,6 @@
 // Features of a request's nodes: which a feature draft reads, and where they lie.
 #include "node_features.hpp"
 
-#include <algorithm>
-#include <numeric>
-
 namespace dsbd {
 
 void align_prefixes(PrefixCache& target, PrefixCache& draft) {
@@ -36,20 +33,10 @@ void NodeFeatures::take(const ForwardResult& result, std::size_t num_rows) {
     }
 }
 
-void NodeFeatures::keep(std::span<const std::int64_t> slots) {
-    std::vector<FeaturePlace> kept{places[0]};
-    for (auto slot : slots) kept.push_back(places[at(slot)]);
+void NodeFeatures::keep(IntSpan slots) {
+    std::vector<FeaturePlace> kept = entries_at(places, slots);
+    kept.insert(kept.begin(), places[0]);
     places = std::move(kept);
-}
-
-TargetFeatures::TargetFeatures(CacheView& view) : view_(view) {
-    const PromptFeature& kept = view.prefix.feature;
-    if (kept.num_tokens == view.prefix.tokens.size()) places[0] = kept.place;
-}
-
-void TargetFeatures::write_prompt(std::size_t, std::size_t num_rows, Forward& forward) {
-    forward.feature_rows.resize(num_rows);
-    std::iota(forward.feature_rows.begin(), forward.feature_rows.end(), std::int64_t{0});
 }
 
 void TargetFeatures::take_prompt(const ForwardResult& result, std::size_t start,
@@ -75,15 +62,6 @@ ParentFeatures TargetFeatures::of_prompt(std::size_t start, std::size_t num_rows
         found.push_back(place);
     }
     return parents_at(found);
-}
-
-ParentFeatures TargetFeatures::begin(const Nodes&) {
-    first_ = before_ = {};
-    return {};
-}
-
-void DraftFeatures::write_prompt(std::size_t start, std::size_t num_rows, Forward& forward) {
-    forward.parent_features = target_.of_prompt(start, num_rows);
 }
 
 Nodes DraftFeatures::ready(const Nodes& nodes) const {
@@ -115,11 +93,7 @@ void DraftFeatures::take(const ForwardResult& result, std::size_t num_rows) {
     own_parents_.insert(own_parents_.end(), next_parents_.begin(), next_parents_.end());
 }
 
-bool DraftFeatures::is_outdated(std::int64_t slot) const {
-    return slot > 0 && own_parents_[at(slot)] > 0;
-}
-
-void DraftFeatures::keep(std::span<const std::int64_t> slots) {
+void DraftFeatures::keep(IntSpan slots) {
     NodeFeatures::keep(slots);
     own_parents_.assign(1 + slots.size(), 0);  // what comes from own features is outdated
 }

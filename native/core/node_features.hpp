@@ -13,15 +13,8 @@
 // Left: the first draft. Right: the second one; the rows marked by a point stay as they are.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
-#include <memory>
-#include <span>
-#include <vector>
-
 #include "cache_view.hpp"
 #include "forest.hpp"
-#include "forward.hpp"
 
 namespace dsbd {
 
@@ -54,7 +47,7 @@ public:
     /// Whether the row at a slot has to be computed again after pruning.
     virtual bool is_outdated(std::int64_t) const { return false; }
     /// Keep slot 0 and these, which become 1, 2, ...
-    virtual void keep(std::span<const std::int64_t> slots);
+    virtual void keep(IntSpan slots);
 
     std::vector<FeaturePlace> places{1};  // by slot
 };
@@ -62,11 +55,19 @@ public:
 /// The features that the target's calls return.
 class TargetFeatures final : public NodeFeatures {
 public:
-    explicit TargetFeatures(CacheView& view);
+    explicit TargetFeatures(CacheView& view) : view_(view) {
+        const PromptFeature& kept = view.prefix.feature;
+        if (kept.num_tokens == view.prefix.tokens.size()) places[0] = kept.place;
+    }
 
-    void write_prompt(std::size_t start, std::size_t num_rows, Forward& forward) override;
+    void write_prompt(std::size_t, std::size_t num_rows, Forward& forward) override {
+        count_up(forward.feature_rows, num_rows);
+    }
     void take_prompt(const ForwardResult& result, std::size_t start, std::size_t num_rows) override;
-    ParentFeatures begin(const Nodes& nodes) override;
+    ParentFeatures begin(const Nodes&) override {
+        first_ = before_ = {};
+        return {};
+    }
     /// Return what the draft's rows of the prompt from position `start` on come from.
     ParentFeatures of_prompt(std::size_t start, std::size_t num_rows) const;
 
@@ -84,12 +85,16 @@ public:
     DraftFeatures(const Forest& forest, const TargetFeatures& target)
         : forest_(forest), target_(target) {}
 
-    void write_prompt(std::size_t start, std::size_t num_rows, Forward& forward) override;
+    void write_prompt(std::size_t start, std::size_t num_rows, Forward& forward) override {
+        forward.parent_features = target_.of_prompt(start, num_rows);
+    }
     Nodes ready(const Nodes& nodes) const override;
     ParentFeatures begin(const Nodes& nodes) override;
     void take(const ForwardResult& result, std::size_t num_rows) override;
-    bool is_outdated(std::int64_t slot) const override;
-    void keep(std::span<const std::int64_t> slots) override;
+    bool is_outdated(std::int64_t slot) const override {
+        return slot > 0 && own_parents_[at(slot)] > 0;
+    }
+    void keep(IntSpan slots) override;
     /// Return the own feature that a slot's row comes from, none if it is the target's.
     FeaturePlace own_of(std::size_t slot) const;
 

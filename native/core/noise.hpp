@@ -11,12 +11,10 @@
 //     G          = -log(-log u)
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
-#include <optional>
-#include <span>
+#include <bit>
+#include <cmath>
 
-#include "seed.hpp"
+#include "numbers.hpp"
 
 namespace dsbd {
 
@@ -38,15 +36,23 @@ constexpr std::uint64_t child_key(std::uint64_t parent_key, std::int64_t token) 
     return mix64(parent_key, static_cast<std::uint64_t>(token));
 }
 
-/// The seed of sample `index` of several that one request with `seed` makes: sample 0 has the seed
-/// itself, others 53 bits.
-Uint128 sample_seed(Uint128 seed, std::size_t index);
-
 /// The Gumbel number of the candidate with this (child) key, of one of several draws.
-double gumbel_noise(std::uint64_t key, std::size_t depth, std::optional<std::size_t> draw = {});
+inline double gumbel_noise(std::uint64_t key, std::size_t depth,
+                           std::optional<std::size_t> draw = {}) {
+    std::uint64_t bits = mix64(key ^ NOISE_DOMAIN, depth);
+    if (draw) bits = mix64(bits, *draw);
+    const double u = std::bit_cast<double>(bits >> 12 | std::uint64_t{0x3FF} << 52) -
+                     (1.0 - 0x1p-53);  // of 1 + b / 2**52, exact
+    return -std::log(-std::log(u));
+}
 
 /// Write masses plus noise, (num_candidates,); -inf where the mass is.
-void noisy(std::span<const double> log_masses, std::span<const std::uint64_t> keys,
-           std::size_t depth, std::optional<std::size_t> draw, std::span<double> scores);
+inline void noisy(FloatSpan log_masses, std::span<const std::uint64_t> keys, std::size_t depth,
+                  std::optional<std::size_t> draw, std::span<double> scores) {
+    for (std::size_t i = 0; i < keys.size(); ++i) {
+        const double mass = log_masses[i];
+        scores[i] = mass == LOG_ZERO ? mass : mass + gumbel_noise(keys[i], depth, draw);
+    }
+}
 
 }  // namespace dsbd

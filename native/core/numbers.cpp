@@ -1,12 +1,8 @@
 // Rows of numbers: the largest of a row, and the log of its sum of exponentials.
 #include "numbers.hpp"
 
-#include <algorithm>
 #include <bit>
 #include <cmath>
-#include <functional>
-#include <numeric>
-#include <string>
 
 #if defined(__SSE2__)
 #include <emmintrin.h>
@@ -162,7 +158,7 @@ double log_sum_of_exp(std::span<const float> logits, double largest, double temp
         }));
 }
 
-double row_sum(std::span<const double> terms, const Columns& columns) {
+double row_sum(FloatSpan terms, const Columns& columns) {
     double sum = 0.0;
     for (std::size_t i = 0; i < columns.size();) {
         double lanes[8] = {};
@@ -175,7 +171,7 @@ double row_sum(std::span<const double> terms, const Columns& columns) {
     return sum;
 }
 
-double pairwise_sum(std::span<const double> terms) {
+double pairwise_sum(FloatSpan terms) {
     return pairwise(0, terms.size(), [&](std::size_t first, std::size_t size) {
         return leaf_sum(terms.data() + first, size);
     });
@@ -210,9 +206,7 @@ void find_large(std::span<const T> row, std::size_t number, Columns& columns) {
     columns.clear();
     const std::size_t num_parts = std::bit_ceil(std::max(PARTS_PER_NUMBER * number, NUM_LANES));
     if (num_parts > MOST_PARTS || row.size() < 4 * num_parts) {
-        columns.resize(row.size());
-        std::iota(columns.begin(), columns.end(), std::uint32_t{0});
-        return;
+        return count_up(columns, row.size());
     }
     maxima.resize(num_parts);
     part_maxima(row, std::span(maxima));
@@ -252,7 +246,7 @@ void find_largest(std::span<const T> row, std::size_t number, Columns& columns) 
 
 }  // namespace
 
-void largest_columns(std::span<const double> scores, std::size_t number, Columns& columns) {
+void largest_columns(FloatSpan scores, std::size_t number, Columns& columns) {
     find_largest(scores, number, columns);
 }
 

@@ -5,11 +5,10 @@
 // and sums (-ffp-contract=off).
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
+#include <cmath>
 #include <limits>
-#include <span>
-#include <vector>
+
+#include "forward.hpp"
 
 namespace dsbd {
 
@@ -37,12 +36,20 @@ double log_sum_of_exp(std::span<const float> logits, double largest, double temp
 
 /// Return a sum in numpy's order, that of a row of a table of any width in which the terms stand in
 /// these columns, increasing, and zeros elsewhere.
-double row_sum(std::span<const double> terms, const Columns& columns);
+double row_sum(FloatSpan terms, const Columns& columns);
 /// Return a sum in the order of numpy's `sum` of one contiguous axis.
-double pairwise_sum(std::span<const double> terms);
+double pairwise_sum(FloatSpan terms);
+
+/// Return base ** exponent as numpy computes it for arrays.
+inline double numpy_power(double base, double exponent) {
+    if (exponent == 1.0) return base;
+    if (exponent == 2.0) return base * base;
+    if (exponent == 0.5) return std::sqrt(base);
+    return exponent == -1.0 ? 1.0 / base : std::pow(base, exponent);
+}
 
 /// Find the columns of the `number` largest scores, increasing; ties by first. Fewer scores: all.
-void largest_columns(std::span<const double> scores, std::size_t number, Columns& columns);
+void largest_columns(FloatSpan scores, std::size_t number, Columns& columns);
 
 /// Write the min(number, vocab_size) most probable tokens of a whole row by decreasing logit, ties
 /// by increasing id, and their logits. Return how many.

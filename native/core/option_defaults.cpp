@@ -1,9 +1,7 @@
 // From the options that a caller gives to the config of the request.
 #include "option_defaults.hpp"
 
-#include <algorithm>
 #include <random>
-#include <utility>
 
 #include "error.hpp"
 #include "option_table.hpp"

@@ -6,12 +6,6 @@
 // is left out.
 #pragma once
 
-#include <cstddef>
-#include <functional>
-#include <memory>
-#include <string>
-#include <string_view>
-
 #include "config.hpp"
 
 namespace dsbd {

@@ -1,9 +1,7 @@
 // The table of options.
 #include "option_table.hpp"
 
-#include <algorithm>
 #include <limits>
-#include <utility>
 
 #include "error.hpp"
 
@@ -13,6 +11,7 @@ namespace {
 using enum Option;
 using enum OfModel;
 using Values = std::vector<Json>;
+using Given = const Chosen&;
 
 constexpr std::int64_t MOST = (std::int64_t{1} << 31) - 1;
 constexpr std::int64_t MOST_BEAMS = 1024, MOST_LAYERS = 1024, MOST_NODES = 16'384;
@@ -27,37 +26,32 @@ bool is_dsbd(const Strategy& row) {
 
 const char* const WITH_BEAMS = "one with beams such as dsbd";
 const char* const THAT_SAMPLES = "one that samples such as dsbd";
-const Condition HAS_BEAMS{strategy, [](const Chosen& o) { return o.row().has_beams; }, WITH_BEAMS};
-const Condition HAS_DRAFT{strategy, [](const Chosen& o) { return o.row().has_draft; },
+const Condition HAS_BEAMS{strategy, [](Given o) { return o.row().has_beams; }, WITH_BEAMS};
+const Condition HAS_DRAFT{strategy, [](Given o) { return o.row().has_draft; },
                           "one with a draft such as dsbd"};
-const Condition HAS_DRAFT_TREE{strategy, [](const Chosen& o) { return o.row().has_draft_tree; },
+const Condition HAS_DRAFT_TREE{strategy, [](Given o) { return o.row().has_draft_tree; },
                                "one that drafts a tree such as tree-speculative"};
-const Condition SAMPLES{strategy, [](const Chosen& o) { return o.row().rule == Rule::sample; },
+const Condition SAMPLES{strategy, [](Given o) { return o.row().rule == Rule::sample; },
                         THAT_SAMPLES};
 const Condition SEVERAL_DRAWS{
-    strategy, [](const Chosen& o) { return o.row().has_beams || o.row().has_draft_tree; },
-    WITH_BEAMS};
-const Condition MJSD{strategy, [](const Chosen& o) { return o.row().rule == Rule::joint; }, "mjsd"};
-const Condition MJGD{strategy, [](const Chosen& o) { return o.row().rule == Rule::joint_greedy; },
-                     "mjgd"};
-const Condition DSBD{strategy, [](const Chosen& o) { return is_dsbd(o.row()); }, "dsbd"};
-const Condition FREE_OF_THE_DRAFT{strategy,
-                                  [](const Chosen& o) { return is_drafting_free(o.row()); },
+    strategy, [](Given o) { return o.row().has_beams || o.row().has_draft_tree; }, WITH_BEAMS};
+const Condition MJSD{strategy, [](Given o) { return o.row().rule == Rule::joint; }, "mjsd"};
+const Condition MJGD{strategy, [](Given o) { return o.row().rule == Rule::joint_greedy; }, "mjgd"};
+const Condition DSBD{strategy, [](Given o) { return is_dsbd(o.row()); }, "dsbd"};
+const Condition FREE_OF_THE_DRAFT{strategy, [](Given o) { return is_drafting_free(o.row()); },
                                   "one whose output need not depend on its draft, such as dsbd"};
-const Condition DRAFTING{drafter, [](const Chosen& o) { return o[drafter] != "none"; },
+const Condition DRAFTING{drafter, [](Given o) { return o[drafter] != "none"; },
                          "'model' or 'ngram'"};
-const Condition DRAFTED_LAYERS{draft_length, [](const Chosen& o) { return o[draft_length] != 0; },
+const Condition DRAFTED_LAYERS{draft_length, [](Given o) { return o[draft_length] != 0; },
                                "at least 1"};
-const Condition THRESHOLD{width_policy,
-                          [](const Chosen& o) { return o[width_policy] == "threshold"; },
+const Condition THRESHOLD{width_policy, [](Given o) { return o[width_policy] == "threshold"; },
                           "'threshold'"};
-const Condition EVERY_BEAM{memory, [](const Chosen& o) { return o[memory] == "forest"; },
-                           "'forest'"};
+const Condition EVERY_BEAM{memory, [](Given o) { return o[memory] == "forest"; }, "'forest'"};
 const Condition HAS_TIMES{no_timestamps_token_id,
-                          [](const Chosen& o) { return !o[no_timestamps_token_id].is_null(); },
+                          [](Given o) { return !o[no_timestamps_token_id].is_null(); },
                           "the token before the times of a speech model"};
 const Condition BY_NGRAMS{drafter,
-                          [](const Chosen& o) {
+                          [](Given o) {
                               const Json& by = o[drafter];
                               return by.is_null() || by == "ngram" || by == "model+ngram";
                           },
@@ -127,128 +121,17 @@ Values one_path(const Chosen& o) {
     return layers.empty() ? Values{layers} : Values{layers, 1};
 }
 
-OptionRow processor(const char* name, Domain domain, Json usual, OfModel of_model = no) {
-    OptionRow row{.name = name, .domain = std::move(domain), .usual = std::move(usual)};
-    row.is_processor = true;
-    row.of_model = of_model;
-    return row;
-}
-
-OptionRow warping(const char* name, Domain domain, Json usual, bool is_redundant_if_cold = false) {
-    OptionRow row{.name = name, .domain = std::move(domain), .usual = std::move(usual)};
-    row.needs = {&NO_SEARCH};
-    row.is_redundant_if_cold = is_redundant_if_cold;
-    row.of_model = any;
-    return row;
-}
-
-std::vector<OptionRow> rows_of_beams() {
+Values strategy_names() {
     Values names;
     for (const Strategy& each : STRATEGIES) names.push_back(std::string(each.name));
-    return {
-        {.name = "strategy", .domain = one_of(names, false), .usual = {},
-         .usual_of = usual_strategy},
-        {.name = "num_beams", .domain = Whole{1, MOST_BEAMS}, .usual = {}, .usual_of = usually(4),
-         .needs = {&HAS_BEAMS}, .neutral = always({1}), .of_model = search},
-        {.name = "num_return_sequences", .domain = Whole{1, MOST_BEAMS}, .usual = 1,
-         .needs = {&HAS_BEAMS}},
-        {.name = "length_penalty", .domain = Number{-30.0, 30.0}, .usual = 1.0,
-         .of_model = search},
-        {.name = "early_stopping", .domain = one_of({false, true, "never"}), .usual = false,
-         .needs = {&HAS_BEAMS, &EVERY_BEAM}, .of_model = search},
-    };
+    return names;
 }
 
-std::vector<OptionRow> rows_of_drafts() {
-    const Whole tokens{0, MOST};
-    return {
-        {.name = "coupling", .domain = one_of({"gumbel", "rejection"}), .usual = {},
-         .usual_of = usually("gumbel"), .needs = {&SAMPLES}, .neutral = always({nullptr})},
-        {.name = "width_policy", .domain = one_of({"fixed", "threshold"}), .usual = {},
-         .usual_of = usual_width_policy, .needs = {&DSBD}, .neutral = always({"fixed"})},
-        {.name = "drafter", .domain = one_of({"model", "ngram", "model+ngram", "none"}),
-         .usual = {}, .usual_of = usual_drafter, .needs = {&FREE_OF_THE_DRAFT},
-         .neutral = undrafted},
-        {.name = "predicted_text", .domain = any_text, .usual = {},
-         .needs = {&FREE_OF_THE_DRAFT, &BY_NGRAMS}},
-        {.name = "predicted_token_ids", .domain = Wholes{tokens, 1 << 17, "token id", true},
-         .usual = Json::array(), .needs = {&FREE_OF_THE_DRAFT, &BY_NGRAMS}},
-        {.name = "draft_policy", .domain = one_of({"fixed", "throughput"}), .usual = {},
-         .usual_of = usual_draft_policy, .needs = {&FREE_OF_THE_DRAFT, &DRAFTING},
-         .neutral = always({"fixed"})},
-        {.name = "draft_length", .domain = Whole{0, MOST_LAYERS}, .usual = {},
-         .usual_of = usual_draft_length, .needs = {&HAS_DRAFT, &DRAFTING}, .neutral = always({0})},
-        {.name = "draft_beams", .domain = Wholes{{1, MOST_NODES}, MOST_LAYERS}, .usual = {},
-         .usual_of = usual_draft_beams, .needs = {&HAS_DRAFT, &DRAFTED_LAYERS, &HAS_DRAFT_TREE},
-         .neutral = one_path},
-        {.name = "min_beams", .domain = Whole{1, MOST_BEAMS}, .usual = {}, .usual_of = half_width,
-         .needs = {&DSBD, &THRESHOLD, &DRAFTED_LAYERS}, .neutral = fixed_width},
-        {.name = "accept_threshold", .domain = Number{0.0, 1.0}, .usual = USUAL_THRESHOLD,
-         .needs = {&DSBD, &THRESHOLD, &DRAFTED_LAYERS}},
-        {.name = "memory", .domain = one_of({"forest", "single"}), .usual = "forest",
-         .needs = {&DSBD}},
-        {.name = "replacement", .domain = one_of({false, true}), .usual = false,
-         .needs = {&SAMPLES, &SEVERAL_DRAWS}},
-    };
-}
+Wholes token_ids(std::size_t most_entries) { return {{0, MOST}, most_entries, "token id", true}; }
 
-std::vector<OptionRow> rows_of_sampling_and_length() {
-    const Whole token{0, MOST}, top_k{0, MOST, true};
-    OptionRow temperature = warping("temperature", Number{0.0, LARGEST, false, 1e-6}, 1.0);
-    temperature.neutral = always({1.0, 0.0});
-    return {
-        temperature,
-        warping("top_k", top_k, 0, true),
-        warping("top_p", Number{0.0, 1.0, true}, 1.0, true),
-        warping("min_p", Number{0.0, 1.0}, 0.0, true),
-        warping("typical_p", Number{0.0, 1.0, true}, 1.0),
-        {.name = "seed", .domain = seed_number, .usual = {}},
-        {.name = "max_new_tokens", .domain = Whole{1, MOST}, .usual = 64, .of_model = any},
-        processor("min_new_tokens", token, 0, any),
-        {.name = "stop_strings", .domain = stop_texts, .usual = {},
-         .usual_of = usually(Json::array())},
-        {.name = "eos_token_id", .domain = Wholes{token, 1024, "token id", true}, .usual = {}},
-        processor("forced_eos_token_id", token, nullptr, encoder_decoder),
-        processor("forced_bos_token_id", token, nullptr, encoder_decoder),
-    };
-}
-
-std::vector<OptionRow> rows_of_processors() {
-    const Whole token{0, MOST}, ngram{0, 1024};
-    const Wholes tokens{token, 65'536, "token id", true};
-    const Json none = Json::array();
-    return {
-        processor("repetition_penalty", Number{1e-6, 1e6}, 1.0, any),
-        processor("presence_penalty", Number{-1e6, 1e6}, 0.0),
-        processor("frequency_penalty", Number{-1e6, 1e6}, 0.0),
-        processor("no_repeat_ngram_size", ngram, 0, any),
-        processor("encoder_no_repeat_ngram_size", ngram, 0, any),
-        processor("bad_words_ids", token_sequences, none, any),
-        processor("logit_bias", biases, none),
-        processor("suppress_tokens", tokens, none, any),
-        processor("begin_suppress_tokens", tokens, none, any),
-        processor("no_timestamps_token_id", token, nullptr),
-        {.name = "max_initial_timestamp_index", .domain = token, .usual = {},
-         .needs = {&HAS_TIMES}},
-        {.name = "last_timestamp_token_id", .domain = token, .usual = {}, .needs = {&HAS_TIMES}},
-        processor("logits_processors", nothing, none),
-        processor("scorers", nothing, none),
-        processor("constraint", trie, nullptr),
-    };
-}
-
-std::vector<OptionRow> rows_of_text_and_joint() {
-    return {
-        {.name = "top_logprobs", .domain = Whole{0, 20}, .usual = 0},
-        {.name = "prompt_logprobs", .domain = one_of({false, true}), .usual = false},
-        {.name = "skip_special_tokens", .domain = one_of({false, true}), .usual = true},
-        {.name = "joint_threshold", .domain = Number{0.0, LARGEST, true}, .usual = {},
-         .usual_of = usually(0.1), .needs = {&MJSD}},
-        {.name = "joint_tokens", .domain = Whole{1, MOST}, .usual = {}, .usual_of = usually(4),
-         .needs = {&MJGD}},
-        {.name = "joint_beams", .domain = Whole{1, MOST_BEAMS}, .usual = {}, .usual_of = usually(4),
-         .needs = {&MJGD}},
-    };
+OptionRow processor(OptionRow row) {
+    row.is_processor = true;
+    return row;
 }
 
 /// Return the value of an option that all above it in the table have been resolved for.
@@ -256,7 +139,7 @@ Json resolved(const OptionRow& row, const Json& value, const Chosen& options) {
     const Condition* unmet = row.unmet(options);
     if (!unmet) return value.is_null() ? row.default_of(options) : value;
     const Values neutral = row.neutral ? row.neutral(options) : Values{row.default_of(options)};
-    const bool is_neutral = std::find(neutral.begin(), neutral.end(), value) != neutral.end();
+    const bool is_neutral = is_among(neutral, value);
     if (value.is_null() || is_neutral || (row.is_redundant_if_cold && options.is_cold)) {
         return neutral[0];
     }
@@ -277,15 +160,14 @@ Chosen resolved_all(Chosen chosen) {
     }
     if (chosen[draft_beams].is_number()) {
         const std::int64_t layers = chosen[draft_length].is_null() ? 0 : chosen.whole(draft_length);
-        chosen[draft_beams] =
-            std::vector<std::int64_t>(static_cast<std::size_t>(layers), chosen.whole(draft_beams));
+        chosen[draft_beams] = std::vector<std::int64_t>(at(layers), chosen.whole(draft_beams));
     }
     return chosen;
 }
 
 }  // namespace
 
-const Condition NO_SEARCH{strategy, [](const Chosen& o) { return o.row().rule != Rule::search; },
+const Condition NO_SEARCH{strategy, [](Given o) { return o.row().rule != Rule::search; },
                           THAT_SAMPLES};
 
 const Strategy& Chosen::row() const {
@@ -305,14 +187,12 @@ Json OptionRow::read(const Json& value) const {
 }
 
 const std::vector<OptionRow>& option_table() {
-    static const std::vector<OptionRow> table = [] {
-        std::vector<OptionRow> rows = rows_of_beams();
-        for (auto part : {rows_of_drafts(), rows_of_sampling_and_length(), rows_of_processors(),
-                          rows_of_text_and_joint()}) {
-            rows.insert(rows.end(), part.begin(), part.end());
-        }
-        return rows;
-    }();
+    static const std::vector<OptionRow> table = {
+#define OPTION(option, ...) {.name = #option, __VA_ARGS__},
+#define PROCESSOR(option, ...) processor({.name = #option, __VA_ARGS__}),
+#define OTHER_OPTION OPTION
+#include "options.inc"
+    };
     return table;
 }
 

@@ -6,37 +6,30 @@
 #pragma once
 
 #include <array>
-#include <cstdint>
-#include <functional>
-#include <optional>
-#include <string>
-#include <string_view>
-#include <vector>
 
+#include "config.hpp"
 #include "option_values.hpp"
-#include "strategies.hpp"
-
-namespace dsbd {
-
-struct DecodingConfig;
-
-}  // namespace dsbd
 
 namespace dsbd::options {
 
-/// In the order of the table: what decides comes first.
+/// In the order of the table.
 enum class Option : std::uint8_t {
-    strategy, num_beams, num_return_sequences, length_penalty, early_stopping, coupling,
-    width_policy, drafter, predicted_text, predicted_token_ids, draft_policy, draft_length,
-    draft_beams, min_beams, accept_threshold, memory, replacement, temperature, top_k, top_p, min_p,
-    typical_p, seed, max_new_tokens, min_new_tokens, stop_strings, eos_token_id,
-    forced_eos_token_id, forced_bos_token_id, repetition_penalty, presence_penalty,
-    frequency_penalty, no_repeat_ngram_size, encoder_no_repeat_ngram_size, bad_words_ids,
-    logit_bias, suppress_tokens, begin_suppress_tokens, no_timestamps_token_id,
-    max_initial_timestamp_index, last_timestamp_token_id, logits_processors, scorers, constraint,
-    top_logprobs, prompt_logprobs, skip_special_tokens, joint_threshold, joint_tokens, joint_beams,
+#define OPTION(name, ...) name,
+#define PROCESSOR OPTION
+#define OTHER_OPTION OPTION
+#include "options.inc"
     count
 };
+
+/// The values of an option by the number of its enumerator.
+inline std::vector<Json> choices_of(Coupling) { return {"gumbel", "rejection"}; }
+inline std::vector<Json> choices_of(WidthPolicy) { return {"fixed", "threshold"}; }
+inline std::vector<Json> choices_of(DrafterKind) {
+    return {"model", "ngram", "model+ngram", "none"};
+}
+inline std::vector<Json> choices_of(PolicyKind) { return {"fixed", "throughput"}; }
+inline std::vector<Json> choices_of(Memory) { return {"forest", "single"}; }
+inline std::vector<Json> choices_of(EarlyStopping) { return {false, true, "never"}; }
 
 /// The values of all options: resolved as far as the table was read, below that as given.
 struct Chosen {
@@ -65,7 +58,7 @@ enum class OfModel : std::uint8_t { no, any, encoder_decoder, search };
 struct OptionRow {
     std::string name;
     Domain domain;
-    Json usual;                                      // its value if it is left out, or
+    Json usual = nullptr;                              // its value if it is left out, or
     std::function<Json(const Chosen&)> usual_of = {};  // a function that returns it
     std::vector<const Condition*> needs = {};
     std::function<std::vector<Json>(const Chosen&)> neutral = {};

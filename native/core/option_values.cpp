@@ -1,12 +1,10 @@
 // The values that an option takes, read from JSON.
 #include "option_values.hpp"
 
-#include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <cstdio>
 #include <limits>
-#include <utility>
 
 #include "error.hpp"
 

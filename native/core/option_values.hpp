@@ -4,13 +4,9 @@
 // option, the value and what was expected. Messages write values as Python does.
 #pragma once
 
-#include <cstdint>
-#include <functional>
 #include <nlohmann/json.hpp>
-#include <span>
-#include <string>
-#include <string_view>
-#include <vector>
+
+#include "forward.hpp"
 
 namespace dsbd::options {
 

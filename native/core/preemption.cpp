@@ -1,15 +1,12 @@
 // Preemption: the cache rows of a request are dropped, and computed again when it goes on.
 #include "preemption.hpp"
 
-#include <algorithm>
 #include <map>
 #include <set>
-#include <utility>
 
 #include "node_features.hpp"
 
 namespace dsbd {
-
 namespace {
 
 /// The rows of a request with a feature draft, computed again side by side, by position.
@@ -131,23 +128,18 @@ PreemptedRows::PreemptedRows(Role role, CacheView& view) : role_(role), view_(vi
     const SharedKVCache& cache = view.row_cache;
     Flags is_used(cache.num_rows());
     view.mark_used(is_used);
-    std::vector<std::size_t> rows;
-    for (std::size_t row = 0; row < is_used.size(); ++row) {
-        if (is_used[row]) rows.push_back(row);
-    }
-    std::stable_sort(rows.begin(), rows.end(), [&](std::size_t a, std::size_t b) {
-        return cache.position_of(a) < cache.position_of(b);
-    });
+    Ints rows = places_of(is_used);
+    std::ranges::stable_sort(rows, {}, [&](auto row) { return cache.position_of(at(row)); });
     Ints number_of_row(is_used.size());
-    for (std::size_t i = 0; i < rows.size(); ++i) {
-        tokens_.push_back(cache.token_of(rows[i]));
-        positions_.push_back(cache.position_of(rows[i]));
-        number_of_row[rows[i]] = static_cast<std::int64_t>(i);
+    for (const auto row : rows) {
+        number_of_row[at(row)] = static_cast<std::int64_t>(tokens_.size());
+        tokens_.push_back(cache.token_of(at(row)));
+        positions_.push_back(cache.position_of(at(row)));
     }
     slots_.resize(rows.size());
     for (std::size_t slot = view.num_slots(); slot-- > 0;) {
         Ints seen = view.seen_rows(slot);
-        for (auto& row : seen) row = number_of_row[at(row)];
+        seen = entries_at(number_of_row, seen);
         std::sort(seen.begin(), seen.end());
         for (auto row : seen) slots_[at(row)] = static_cast<std::int64_t>(slot);
         seen_.push_back(std::move(seen));
@@ -164,10 +156,6 @@ EngineCalls<void> PreemptedRows::compute() {
         co_await needed(call);
     }
     end();
-}
-
-PrefixCache PreemptedRows::reusable() const {
-    return view_.row_cache.longest_prefix({view_.prefix.tokens, view_.prefix.source});
 }
 
 void PreemptedRows::begin(PrefixCache shared) {
@@ -231,10 +219,8 @@ void PreemptedRows::end() {
     view_.row_cache.remove(*this);
     view_.row_cache.add(view_);
     view_.prefix.rows = prefix.rows;
-    std::vector<Ints> rows_by_slot = seen_;
-    for (Ints& rows : rows_by_slot) {
-        for (auto& row : rows) row = rows_[at(row)];
-    }
+    std::vector<Ints> rows_by_slot;
+    for (const Ints& seen : seen_) rows_by_slot.push_back(entries_at(rows_, seen));
     view_.show(rows_by_slot);
 }
 
@@ -242,7 +228,7 @@ void PreemptedRows::mark_used(Flags& is_used) const {
     for (auto row : rows_) is_used[at(row)] = 1;
 }
 
-void PreemptedRows::renumber(std::span<const std::int64_t> new_rows) {
+void PreemptedRows::renumber(IntSpan new_rows) {
     for (auto& row : rows_) row = new_rows[at(row)];
     show_prefix();
 }

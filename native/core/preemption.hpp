@@ -4,12 +4,6 @@
 // is, so no token of it changes, whatever its strategy.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
-#include <memory>
-#include <span>
-#include <vector>
-
 #include "cache_view.hpp"
 #include "engine_call.hpp"
 #include "kv_cache.hpp"
@@ -29,7 +23,9 @@ public:
     EngineCalls<void> compute();
 
     /// Return the rows of the prompt that another request has.
-    PrefixCache reusable() const;
+    PrefixCache reusable() const {
+        return view_.row_cache.longest_prefix({view_.prefix.tokens, view_.prefix.source});
+    }
     void begin(PrefixCache shared);
     /// Rows that are computed again so far, those of the lowest positions.
     std::size_t num_computed() const { return rows_.size(); }
@@ -51,7 +47,7 @@ public:
     Role role() const { return role_; }
     CacheView& view() { return view_; }
     void mark_used(Flags& is_used) const override;
-    void renumber(std::span<const std::int64_t> new_rows) override;
+    void renumber(IntSpan new_rows) override;
 
 private:
     void write(std::size_t start, std::size_t size, std::size_t first_row, Forward& forward);

@@ -1,40 +1,38 @@
 // A decoding request, and the checks before any work: its prompt and options, the models.
 #include "request.hpp"
 
-#include <algorithm>
 #include <chrono>
-#include <string>
 
 #include "error.hpp"
 #include "logits_processing/constraint.hpp"
 #include "logits_processing/path_states.hpp"
 
 namespace dsbd {
-
 namespace {
 
 std::string range_of(const EngineSpec& target) {
     return "expected 0 to " + std::to_string(target.vocab_size - 1) + ", the target's vocabulary";
 }
 
-bool is_in(std::int64_t token, const EngineSpec& target) {
-    return token >= 0 && static_cast<std::size_t>(token) < target.vocab_size;
+/// Return the first of these ids that is not in the target's vocabulary.
+std::optional<std::int64_t> outside(const Ints& ids, const EngineSpec& target) {
+    for (const auto id : ids) {
+        if (id < 0 || at(id) >= target.vocab_size) return id;
+    }
+    return std::nullopt;
 }
 
 void check_prompt(const Ints& prompt_ids, const EngineSpec& target) {
     if (prompt_ids.empty()) throw Error("the prompt has no token; give at least one");
-    for (auto token : prompt_ids) {
-        if (is_in(token, target)) continue;
-        throw Error("the prompt has token id " + std::to_string(token) + "; expected 0 to " +
+    if (const auto token = outside(prompt_ids, target)) {
+        throw Error("the prompt has token id " + std::to_string(*token) + "; expected 0 to " +
                     std::to_string(target.vocab_size - 1) + ", the vocabulary of the target");
     }
 }
 
 void check_ids(const char* name, const Ints& ids, const EngineSpec& target) {
-    for (auto token : ids) {
-        if (is_in(token, target)) continue;
-        throw Error(std::string(name) + " has token id " + std::to_string(token) + "; " +
-                    range_of(target));
+    if (const auto token = outside(ids, target)) {
+        throw Error(name + (" has token id " + std::to_string(*token)) + "; " + range_of(target));
     }
 }
 
@@ -118,9 +116,8 @@ void check_request(const DecodingRequest& request, const EngineSpec& target,
     if (!config.trie_file.empty() && !config.constraint) {
         throw Error("the trie '" + config.trie_file + "' is not open; set the constraint as well");
     }
-    for (auto token : config.eos_token_id.value_or(Ints{})) {
-        if (is_in(token, target)) continue;
-        throw Error("eos_token_id has " + std::to_string(token) + "; " + range_of(target));
+    if (const auto token = outside(config.eos_token_id.value_or(Ints{}), target)) {
+        throw Error("eos_token_id has " + std::to_string(*token) + "; " + range_of(target));
     }
     check_token_ids(config, target);
     if (target.reads_source && !request.source) {

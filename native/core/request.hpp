@@ -1,12 +1,6 @@
 // A decoding request, and the checks before any work: its prompt and options, the models.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
-#include <functional>
-#include <memory>
-#include <vector>
-
 #include "config.hpp"
 #include "engine.hpp"
 #include "engine_call.hpp"
@@ -20,8 +14,6 @@ class AcceptanceEstimator;
 class Costs;
 class NGramPool;
 class StopState;
-
-inline constexpr std::size_t GIVE_UP_INTERVAL = 16;
 
 /// Seconds of the machine's monotonic clock.
 double seconds_now();
@@ -46,13 +38,7 @@ struct DecodingRequest {
     /// For tests: whether the request's rows are dropped before this engine call and computed
     /// again; of several requests the youngest is asked.
     std::function<bool(const EngineCall&)> preempts = nullptr;
-    /// Whether the request ends here, because its caller has no use for the rest: receives the new
-    /// tokens of each live beam, and the sequences that have ended. Called every GIVE_UP_INTERVAL
-    /// tokens.
-    std::function<bool(const std::vector<Ints>&, const std::vector<DecodedSequence>&)> gives_up =
-        nullptr;
 
-    RowIdentity identity() const { return {prompt_ids, source}; }
     /// The part of the prompt whose rows may be reused: none of the target's with
     /// `prompt_logprobs`, as such rows have no logits any more.
     RowIdentity reusable_prompt(Role role) const;

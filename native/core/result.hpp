@@ -1,13 +1,6 @@
 // The results of a request: its iterations' outputs, its sequences and their statistics.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
-#include <functional>
-#include <optional>
-#include <string_view>
-#include <vector>
-
 #include "beams.hpp"
 #include "rule.hpp"
 #include "stats.hpp"
@@ -19,7 +12,9 @@ namespace dsbd {
 enum class FinishReason : std::uint8_t { eos, stop, length };
 
 /// Return "eos", "stop" or "length".
-std::string_view name_of(FinishReason reason);
+inline std::string_view name_of(FinishReason reason) {
+    return reason == FinishReason::eos ? "eos" : reason == FinishReason::stop ? "stop" : "length";
+}
 
 /// One returned sequence.
 struct DecodedSequence {
@@ -45,8 +40,6 @@ struct IterationOutput {
     const Hypotheses& hypotheses;
     const Ints& live;
     Agreement& agreement;
-    const StatsRecorder& recorder;
-    const TopTokens* tops;  // null: not returned
 
     /// New tokens, from the first on, that all live hypotheses share: they are final.
     const Ints& agreed_tokens() const {
@@ -54,14 +47,11 @@ struct IterationOutput {
         return agreement.tokens;
     }
     /// Raw log-probabilities of the agreed tokens from number `start` on.
-    Floats agreed_logprobs(std::size_t start) const;
-    /// The most probable tokens in the places of the agreed ones from `start` on.
-    std::vector<TokenLogprobs> agreed_top_logprobs(std::size_t start) const;
+    Floats agreed_logprobs(std::size_t start) const {
+        const std::size_t num_before = std::min(start, agreed_tokens().size());
+        return entries_at(hypotheses.token_logprobs,
+                          std::span(agreement.entries).subspan(num_before));
+    }
 };
-
-/// Return final hypotheses as sequences.
-std::vector<DecodedSequence> decoded_sequences(
-    const Finished& finished, const Hypotheses& hypotheses,
-    const std::function<FinishReason(const Ints&)>& finish_reason, const TopTokens* tops = nullptr);
 
 }  // namespace dsbd

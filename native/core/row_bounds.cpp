@@ -1,13 +1,10 @@
 // Bounds of the rows and nodes of a request, before it begins.
 #include "row_bounds.hpp"
 
-#include <algorithm>
-
 #include "config.hpp"
 #include "drafting/draft.hpp"
 
 namespace dsbd {
-
 namespace {
 
 constexpr std::size_t MOST_EXPECTED_TOKENS = 1024;

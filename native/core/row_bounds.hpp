@@ -1,7 +1,7 @@
 // Bounds of the rows and nodes of a request, before it begins.
 #pragma once
 
-#include <cstddef>
+#include "forward.hpp"
 
 namespace dsbd {
 

@@ -1,9 +1,7 @@
 // Selection rules: how a strategy proposes candidates, selects layers and ranks its results.
 #include "rule.hpp"
 
-#include <algorithm>
 #include <cmath>
-#include <numeric>
 
 #include "config.hpp"
 #include "drafting/draft.hpp"
@@ -19,16 +17,11 @@ Finished Finished::first(std::size_t number) const {
 }
 
 Finished Finished::ranked() const {
-    std::vector<std::size_t> order(scores.size());
-    std::iota(order.begin(), order.end(), std::size_t{0});
-    std::stable_sort(order.begin(), order.end(),
-                     [&](std::size_t a, std::size_t b) { return scores[a] > scores[b]; });
-    Finished found;
-    for (std::size_t place : order) {
-        found.hypotheses.push_back(hypotheses[place]);
-        found.scores.push_back(scores[place]);
-    }
-    return found;
+    Ints order;
+    count_up(order, scores.size());
+    std::ranges::stable_sort(order, std::greater<>(),
+                             [&](auto place) { return scores[at(place)]; });
+    return {entries_at(hypotheses, order), entries_at(scores, order)};
 }
 
 Beams LayerBuilder::descended(const Beams& beams, const JointDistribution& joint, Ints drawn) {
@@ -39,13 +32,12 @@ Beams LayerBuilder::descended(const Beams& beams, const JointDistribution& joint
         found.copies = std::move(distinct.copies);
     }
     found.nodes = forest.descend(joint, drawn);
-    for (auto candidate : drawn) found.log_weights.push_back(joint.log_weights[at(candidate)]);
+    found.log_weights = entries_at(joint.log_weights, drawn);
     found.hypotheses = extended(beams, joint, drawn);
     return found;
 }
 
-Ints LayerBuilder::extended(const Beams& beams, const JointDistribution& joint,
-                            std::span<const std::int64_t> chosen) {
+Ints LayerBuilder::extended(const Beams& beams, const JointDistribution& joint, IntSpan chosen) {
     Ints entries;
     for (auto candidate : chosen) {
         const std::int64_t parent = beams.hypotheses[at(joint.parents[at(candidate)])];
@@ -72,7 +64,7 @@ bool SelectionRule::is_finished(const Beams& beams, std::size_t num_layers) {
     return num_layers == config_.max_new_tokens || builder_.forest.are_absorbing(beams.nodes);
 }
 
-Finished SelectionRule::ranked(const Beams& beams, std::span<const std::int64_t> chosen) const {
+Finished SelectionRule::ranked(const Beams& beams, IntSpan chosen) const {
     Finished found;
     for (auto beam : chosen) {
         const std::int64_t entry = beams.hypotheses[at(beam)];

@@ -3,11 +3,6 @@
 // A rule sees distributions and beams, never an engine; the loop that calls it is in decode.hpp.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
-#include <span>
-#include <vector>
-
 #include "beams.hpp"
 #include "forest.hpp"
 
@@ -37,8 +32,7 @@ public:
     /// Return the beams that the drawn candidates of `joint` make of `beams`.
     Beams descended(const Beams& beams, const JointDistribution& joint, Ints drawn);
     /// Return the hypotheses of the chosen candidates, that of an absorbing beam as it is.
-    Ints extended(const Beams& beams, const JointDistribution& joint,
-                  std::span<const std::int64_t> chosen);
+    Ints extended(const Beams& beams, const JointDistribution& joint, IntSpan chosen);
 
     Forest& forest;
     Hypotheses& hypotheses;
@@ -78,9 +72,7 @@ public:
     virtual bool is_finished(const Beams& beams, std::size_t num_layers);
     /// Return the hypotheses one of which will begin the best sequence.
     virtual Ints live(const Beams& beams) { return beams.hypotheses; }
-    /// Return the hypotheses that have ended and that no beam stands for any more.
-    virtual Finished ended() { return {}; }
-    /// Return the final hypotheses, best first; before the end those that have ended.
+    /// Return the final hypotheses, best first.
     virtual Finished results(const Beams& beams) { return ranked(beams, beams.repeated()); }
 
     bool keeps_descendants = true;  // whether computed descendants of the beams may be kept
@@ -88,7 +80,7 @@ public:
     bool reads_draft_distributions = false;
 
 protected:
-    Finished ranked(const Beams& beams, std::span<const std::int64_t> chosen) const;
+    Finished ranked(const Beams& beams, IntSpan chosen) const;
 
     const DecodingConfig& config_;
     LayerBuilder& builder_;

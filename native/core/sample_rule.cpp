@@ -1,9 +1,6 @@
 // Rule "sample": layers drawn from the target's distribution (docs/algorithm.md 3.1, 3.2).
 #include "sample_rule.hpp"
 
-#include <algorithm>
-#include <numeric>
-
 #include "config.hpp"
 #include "drafting/draft.hpp"
 #include "error.hpp"
@@ -13,7 +10,6 @@
 #include "numbers.hpp"
 
 namespace dsbd {
-
 namespace {
 
 /// Return the first entries of the convolution of two arrays of one length.
@@ -25,6 +21,86 @@ Floats convolved(const Floats& first, const Floats& second) {
     }
     return found;
 }
+
+/// Rule of beam sampling.
+class SampleRule final : public SelectionRule {
+public:
+    SampleRule(const DecodingConfig& config, LayerBuilder& builder,
+               std::unique_ptr<DrawCoupling> coupling)
+        : SelectionRule(config, builder), coupling_(std::move(coupling)) {
+        keeps_descendants = coupling_->keeps_descendants;
+        reads_draft_distributions =
+            coupling_->reads_draft_distributions || config.width_policy == WidthPolicy::threshold;
+    }
+
+    Ints propose(JointDistribution& joint, std::size_t num_draws, std::size_t depth) override {
+        return coupling_->propose(joint, num_draws, depth);
+    }
+    Floats draft_scores(JointDistribution& joint, std::size_t depth) override {
+        // The throughput policy, which alone asks, requires the gumbel coupling. It reads so many.
+        const std::size_t most = std::max(config_.most_draft_beams(), config_.num_beams) + 1;
+        if (joint.whole) joint = joint.few_by_noise(builder_.forest.path_keys, most, depth);
+        return dynamic_cast<const GumbelCoupling&>(*coupling_).scores(joint, depth);
+    }
+    std::vector<Beams> select(ForestRunner& target, Beams beams,
+                              const std::vector<DraftLayer>& drafted, std::size_t depth) override {
+        const bool reads_best =
+            coupling_->reads_best_by_noise && config_.width_policy == WidthPolicy::fixed;
+        std::vector<Beams> committed;
+        bool may_go_on = true;
+        while (may_go_on && target.are_computed(beams.nodes)) {
+            const JointDistribution joint =
+                reads_best
+                    ? target.distributions.best_by_noise(beams.nodes, beams.log_weights,
+                                                         beams.copies, config_.num_beams, depth)
+                    : target.joint(beams.nodes, beams.log_weights, beams.copies);
+            const DraftLayer* layer =
+                committed.size() < drafted.size() ? &drafted[committed.size()] : nullptr;
+            std::size_t width = config_.num_beams;
+            if (layer && config_.width_policy != WidthPolicy::fixed) {
+                width = layer_width(config_, joint, *layer);
+            }
+            Choice choice = coupling_->choose(joint, layer, width, depth);
+            may_go_on = choice.may_go_on;
+            beams = builder_.descended(beams, joint, std::move(choice.drawn));
+            committed.push_back(beams);
+            if (is_finished(beams, ++depth)) break;
+        }
+        return committed;
+    }
+
+    bool is_finished(const Beams& beams, std::size_t num_layers) override {
+        const Forest& forest = builder_.forest;
+        if (SelectionRule::is_finished(beams, num_layers)) return true;
+        // Memory "single" goes on with one beam of an iteration, whether that has ended or not.
+        if (!forest.has_ends || config_.memory == Memory::single) return false;
+        const Finished best = results(beams).first(config_.num_return_sequences);
+        if (best.scores.size() < config_.num_return_sequences) return false;
+        double best_logprob = LOG_ZERO;
+        for (std::size_t beam = 0; beam < beams.nodes.size(); ++beam) {
+            if (forest.is_absorbing[at(beams.nodes[beam])]) continue;
+            const double logprob = builder_.hypotheses.logprobs[at(beams.hypotheses[beam])];
+            best_logprob = std::max(best_logprob, logprob);
+        }
+        return is_decided(config_, best.scores.back(), best_logprob, num_layers);
+    }
+
+    /// Return the hypotheses that are complete, copies repeated, by score.
+    Finished results(const Beams& beams) override {
+        Ints complete;
+        for (auto beam : beams.repeated()) {
+            const auto length = at(builder_.hypotheses.lengths[at(beams.hypotheses[at(beam)])]);
+            if (length == config_.max_new_tokens ||
+                builder_.forest.is_absorbing[at(beams.nodes[at(beam)])]) {
+                complete.push_back(beam);
+            }
+        }
+        return ranked(beams, complete);
+    }
+
+private:
+    std::unique_ptr<DrawCoupling> coupling_;
+};
 
 }  // namespace
 
@@ -50,73 +126,9 @@ Floats GumbelCoupling::scores(const JointDistribution& joint, std::size_t depth)
     return found;
 }
 
-SampleRule::SampleRule(const DecodingConfig& config, LayerBuilder& builder,
-                       std::unique_ptr<DrawCoupling> coupling)
-    : SelectionRule(config, builder), coupling_(std::move(coupling)) {
-    keeps_descendants = coupling_->keeps_descendants;
-    reads_draft_distributions =
-        coupling_->reads_draft_distributions || config.width_policy == WidthPolicy::threshold;
-}
-
-Floats SampleRule::draft_scores(JointDistribution& joint, std::size_t depth) {
-    // The throughput policy, which alone asks, requires the gumbel coupling. It reads so many.
-    const std::size_t most = std::max(config_.most_draft_beams(), config_.num_beams) + 1;
-    if (joint.whole) joint = joint.few_by_noise(builder_.forest.path_keys, most, depth);
-    return dynamic_cast<const GumbelCoupling&>(*coupling_).scores(joint, depth);
-}
-
-std::vector<Beams> SampleRule::select(ForestRunner& target, Beams beams,
-                                      const std::vector<DraftLayer>& drafted, std::size_t depth) {
-    const bool reads_best =
-        coupling_->reads_best_by_noise && config_.width_policy == WidthPolicy::fixed;
-    std::vector<Beams> committed;
-    bool may_go_on = true;
-    while (may_go_on && target.are_computed(beams.nodes)) {
-        const JointDistribution joint =
-            reads_best ? target.distributions.best_by_noise(beams.nodes, beams.log_weights,
-                                                            beams.copies, config_.num_beams, depth)
-                       : target.joint(beams.nodes, beams.log_weights, beams.copies);
-        const DraftLayer* layer =
-            committed.size() < drafted.size() ? &drafted[committed.size()] : nullptr;
-        std::size_t width = config_.num_beams;
-        if (layer && config_.width_policy != WidthPolicy::fixed) {
-            width = layer_width(config_, joint, *layer);
-        }
-        Choice choice = coupling_->choose(joint, layer, width, depth);
-        may_go_on = choice.may_go_on;
-        beams = builder_.descended(beams, joint, std::move(choice.drawn));
-        committed.push_back(beams);
-        if (is_finished(beams, ++depth)) break;
-    }
-    return committed;
-}
-
-bool SampleRule::is_finished(const Beams& beams, std::size_t num_layers) {
-    const Forest& forest = builder_.forest;
-    if (SelectionRule::is_finished(beams, num_layers)) return true;
-    // Memory "single" goes on with one beam of an iteration, whether that has ended or not.
-    if (!forest.has_ends || config_.memory == Memory::single) return false;
-    const Finished best = results(beams).first(config_.num_return_sequences);
-    if (best.scores.size() < config_.num_return_sequences) return false;
-    double best_logprob = LOG_ZERO;
-    for (std::size_t beam = 0; beam < beams.nodes.size(); ++beam) {
-        if (forest.is_absorbing[at(beams.nodes[beam])]) continue;
-        const double logprob = builder_.hypotheses.logprobs[at(beams.hypotheses[beam])];
-        best_logprob = std::max(best_logprob, logprob);
-    }
-    return is_decided(config_, best.scores.back(), best_logprob, num_layers);
-}
-
-Finished SampleRule::results(const Beams& beams) {
-    Ints complete;
-    for (auto beam : beams.repeated()) {
-        const auto length = at(builder_.hypotheses.lengths[at(beams.hypotheses[at(beam)])]);
-        if (length == config_.max_new_tokens ||
-            builder_.forest.is_absorbing[at(beams.nodes[at(beam)])]) {
-            complete.push_back(beam);
-        }
-    }
-    return ranked(beams, complete);
+std::unique_ptr<SelectionRule> sample_rule(const DecodingConfig& config, LayerBuilder& builder,
+                                           std::unique_ptr<DrawCoupling> coupling) {
+    return std::make_unique<SampleRule>(config, builder, std::move(coupling));
 }
 
 std::size_t layer_width(const DecodingConfig& config, const JointDistribution& joint,

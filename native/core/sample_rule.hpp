@@ -3,11 +3,6 @@
 // And the width of layers by policy "threshold" (3.5).
 #pragma once
 
-#include <cstddef>
-#include <memory>
-#include <span>
-#include <vector>
-
 #include "rule.hpp"
 
 namespace dsbd {
@@ -67,24 +62,8 @@ private:
 ///
 /// Or until `early_stopping` ends it, a function of the beams alone: so what is returned is the
 /// same with and without speculation, and every layer has the same distribution as without it.
-class SampleRule final : public SelectionRule {
-public:
-    SampleRule(const DecodingConfig& config, LayerBuilder& builder,
-               std::unique_ptr<DrawCoupling> coupling);
-
-    Ints propose(JointDistribution& joint, std::size_t num_draws, std::size_t depth) override {
-        return coupling_->propose(joint, num_draws, depth);
-    }
-    Floats draft_scores(JointDistribution& joint, std::size_t depth) override;
-    std::vector<Beams> select(ForestRunner& target, Beams beams,
-                              const std::vector<DraftLayer>& drafted, std::size_t depth) override;
-    bool is_finished(const Beams& beams, std::size_t num_layers) override;
-    /// Return the hypotheses that are complete, copies repeated, by score.
-    Finished results(const Beams& beams) override;
-
-private:
-    std::unique_ptr<DrawCoupling> coupling_;
-};
+std::unique_ptr<SelectionRule> sample_rule(const DecodingConfig& config, LayerBuilder& builder,
+                                           std::unique_ptr<DrawCoupling> coupling);
 
 /// Return n_t, the width of a drafted layer whose candidates have the distribution `joint`.
 ///

@@ -3,7 +3,6 @@
 
 #include <array>
 #include <cmath>
-#include <cstddef>
 
 namespace dsbd {
 namespace {

@@ -4,7 +4,7 @@
 // (O'Neill: PCG, 2014; the variant XSL-RR 128/64). The constants are those of both publications.
 #pragma once
 
-#include <cstdint>
+#include "forward.hpp"
 
 namespace dsbd {
 

@@ -1,8 +1,6 @@
 // The parts of a request that begins: forest, rule, draft policy, caches, observers.
 #include "set_up.hpp"
 
-#include <algorithm>
-
 #include "drafting/cost_curve.hpp"
 #include "drafting/throughput.hpp"
 #include "error.hpp"
@@ -11,10 +9,8 @@
 #include "row_bounds.hpp"
 #include "sample_rule.hpp"
 #include "search_rule.hpp"
-#include "warp.hpp"
 
 namespace dsbd {
-
 namespace {
 
 std::string_view name_of(DrafterKind drafter) {
@@ -83,7 +79,8 @@ Forest LoopParts::make_forest(const EngineSpec& target_spec, const EngineSpec* d
     }
     std::vector<PathStates*> states;
     if (request.stop) {
-        stop_states_ = std::make_unique<StopStates>(request.stop, config.min_new_tokens);
+        stop_states_ =
+            std::make_unique<StopStates>(ExemptStop{request.stop, config.min_new_tokens});
         states.push_back(stop_states_.get());
     }
     if (processing_) {
@@ -140,7 +137,8 @@ void LoopParts::make_draft_runner(CacheView& view, const Warp& warp) {
 
 std::unique_ptr<SelectionRule> LoopParts::make_rule() {
     switch (config.row->rule) {
-        case Rule::search: return std::make_unique<SearchRule>(config, builder);
+        case Rule::search:
+            return search_rule(config, builder);
         case Rule::joint: return std::make_unique<JointSpeculativeRule>(config, builder);
         case Rule::joint_greedy: return std::make_unique<JointGreedyRule>(config, builder);
         case Rule::sample: break;
@@ -151,21 +149,21 @@ std::unique_ptr<SelectionRule> LoopParts::make_rule() {
     } else {
         coupling = std::make_unique<GumbelCoupling>(forest, config.replacement);
     }
-    return std::make_unique<SampleRule>(config, builder, std::move(coupling));
+    return sample_rule(config, builder, std::move(coupling));
 }
 
 std::unique_ptr<DraftPolicy> LoopParts::make_policy() {
     if (!request.costs || config.draft_policy == PolicyKind::fixed) {
-        return std::make_unique<FixedDraftPolicy>(
-            config.draft_beams, [this](JointDistribution& joint, std::size_t number, auto depth) {
-                return rule->propose(joint, number, static_cast<std::size_t>(depth));
-            });
+        return fixed_policy(config.draft_beams, [this](JointDistribution& joint, std::size_t number,
+                                                       std::size_t depth) {
+            return rule->propose(joint, number, depth);
+        });
     }
     if (!request.estimator) own_estimator_ = std::make_unique<AcceptanceEstimator>();
     const std::size_t most_beams = config.most_draft_beams();
     const Meter& of_target = target->meter();
     const Meter& of_draft = draft_runner ? draft_runner->meter() : no_draft_;
-    ThroughputDraftPolicy::Settings settings;
+    ThroughputSettings settings;
     settings.most_layers = config.draft_length;
     settings.host_seconds = [this, &of_target, &of_draft] {
         return request.clock() - of_target.waited - of_draft.waited;
@@ -180,10 +178,10 @@ std::unique_ptr<DraftPolicy> LoopParts::make_policy() {
         (config.draft_length + 2) * (most_beams + config.num_beams);
     RequestCosts costs(*request.costs, request.num_sharers,
                        {config.num_beams, most_rows, most_beams, config.has_draft_model()});
-    return std::make_unique<ThroughputDraftPolicy>(
+    return throughput_policy(
         std::move(costs), request.estimator ? *request.estimator : *own_estimator_,
-        [this](JointDistribution& joint, auto depth) {
-            return rule->draft_scores(joint, static_cast<std::size_t>(depth));
+        [this](JointDistribution& joint, std::size_t depth) {
+            return rule->draft_scores(joint, depth);
         },
         forest, std::move(settings));
 }
@@ -194,9 +192,8 @@ void LoopParts::make_drafter() {
     const bool may_force = config.drafts() && config.row->rule != Rule::joint &&
                            processing_ && processing_->has_constraint();
     if (ngram_ || may_force) {
-        chained_ = std::make_unique<ChainedDrafter>(forest, processing_.get(), ngram_.get(),
-                                                    draft_runner.get(),
-                                                    !rule->reads_draft_distributions);
+        chained_ = chained_drafter(forest, processing_.get(), ngram_.get(), draft_runner.get(),
+                                   !rule->reads_draft_distributions);
         drafter_ = chained_.get();
     }
     if (drafter_ && rule->keeps_descendants) num_descendants = most_descendants(config);
@@ -209,8 +206,7 @@ EngineCalls<std::vector<DraftLayer>> LoopParts::draft(const Beams& beams, std::s
     std::size_t num_pending = 0;
     for (auto node : beams.nodes) num_pending += forest.slot(Role::target, node) < 0;
     policy_->begin(num_pending, config.max_new_tokens - depth - 1);
-    auto layers = co_await draft_forest(forest, *drafter_, beams, *policy_,
-                                        static_cast<std::int64_t>(depth),
+    auto layers = co_await draft_forest(forest, *drafter_, beams, *policy_, depth,
                                         rule->reads_draft_distributions, config.replacement);
     co_return std::move(layers);
 }
@@ -218,7 +214,7 @@ EngineCalls<std::vector<DraftLayer>> LoopParts::draft(const Beams& beams, std::s
 void LoopParts::observe(const Iteration& iteration) {
     policy_->observe(iteration);
     stats->observe(iteration);
-    if (chained_) chained_->observe(iteration);
+    if (drafter_) drafter_->observe(iteration);
     if (!tops_) return;
     tops_->observe(iteration.roots);
     for (const Beams& beams : iteration.committed) tops_->observe(beams);

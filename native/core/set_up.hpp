@@ -1,11 +1,6 @@
 // The parts of a request that begins: forest, rule, draft policy, caches, observers.
 #pragma once
 
-#include <cstddef>
-#include <memory>
-#include <optional>
-#include <vector>
-
 #include "beams.hpp"
 #include "cache_view.hpp"
 #include "computed_distributions.hpp"
@@ -86,7 +81,7 @@ private:
     Meter no_draft_;
     std::unique_ptr<AcceptanceEstimator> own_estimator_;
     std::unique_ptr<DraftPolicy> policy_;
-    std::unique_ptr<ChainedDrafter> chained_;
+    std::unique_ptr<Drafter> chained_;
     Drafter* drafter_ = nullptr;  // the one that is used, if any
     LateRunner* late_ = nullptr;     // the draft's, unless it reads features
     LateRunner* put_off_ = nullptr;  // that a policy which rests puts off

@@ -1,11 +1,6 @@
 // Statistics of a request: its cost and the acceptance of its drafts.
 #pragma once
 
-#include <cstdint>
-#include <optional>
-#include <string_view>
-#include <vector>
-
 #include "drafting/draft.hpp"
 #include "engine_call.hpp"
 
@@ -46,17 +41,12 @@ public:
     DecodingStats stats(std::int64_t num_output_tokens) const;
 
 private:
-    std::int64_t num_prompt_tokens_;
+    DecodingStats counted_;  // what `observe` counts, and what is known from the beginning
     const Meter &target_, &draft_;
     Clock clock_;
-    std::string_view drafter_;
-    std::int64_t num_cached_tokens_;
     double began_;
     std::optional<double> first_token_at_;
-    std::int64_t num_draft_tokens_ = 0, num_accepted_tokens_ = 0, num_draft_layers_ = 0;
-    std::int64_t num_iterations_ = 0, num_accepted_layers_ = 0;
     std::int64_t num_layers_ = 0, sum_of_widths_ = 0;
-    std::vector<std::int64_t> histogram_;
 };
 
 }  // namespace dsbd

@@ -1,8 +1,7 @@
 // Table of strategies: every decoder is the same loop with another row (docs/algorithm.md 3).
 #pragma once
 
-#include <cstdint>
-#include <string_view>
+#include "forward.hpp"
 
 namespace dsbd {
 

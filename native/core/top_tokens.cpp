@@ -1,9 +1,6 @@
 // The most probable tokens after every committed path, and the log-probabilities of a prompt.
 #include "top_tokens.hpp"
 
-#include <algorithm>
-#include <string>
-
 #include "beams.hpp"
 #include "error.hpp"
 #include "forest.hpp"
@@ -31,52 +28,29 @@ std::span<const float> whole_row(const Logits& logits, std::size_t row) {
 
 }  // namespace
 
-TopTokens::TopTokens(std::size_t num_tokens, const Forest& forest, const Hypotheses& hypotheses)
-    : number(num_tokens),
-      forest_(forest),
-      hypotheses_(hypotheses),
-      tokens_(num_tokens),
-      logprobs_(num_tokens) {}
-
 void TopTokens::append(const Logits& logits) {
     for (std::size_t row = 0; row < logits.num_rows; ++row) {
-        const std::size_t first = tokens_.size();
-        tokens_.resize(first + number);
-        logprobs_.resize(first + number);
-        top_logprobs_of(logits, row, number, &tokens_[first], &logprobs_[first]);
+        by_slot_.push_back(top_logprobs_of(logits, row, number));
     }
 }
 
-void TopTokens::keep(std::span<const std::int64_t> slots) {
-    Ints tokens(number);
-    Floats logprobs(number);
-    const auto size = static_cast<std::ptrdiff_t>(number);
-    for (const auto slot : slots) {
-        const auto begin = slot * size;
-        tokens.insert(tokens.end(), tokens_.begin() + begin, tokens_.begin() + begin + size);
-        logprobs.insert(logprobs.end(), logprobs_.begin() + begin, logprobs_.begin() + begin + size);
-    }
-    tokens_.swap(tokens);
-    logprobs_.swap(logprobs);
+void TopTokens::keep(IntSpan slots) {
+    std::vector<TokenLogprobs> kept = entries_at(by_slot_, slots);
+    kept.emplace(kept.begin());
+    by_slot_ = std::move(kept);
 }
 
 void TopTokens::observe(const Beams& beams) {
     for (std::size_t beam = 0; beam < beams.nodes.size(); ++beam) {
         const auto slot = forest_.slot(Role::target, beams.nodes[beam]);
-        const auto entry = beams.hypotheses[beam];
-        if (slot <= 0 || kept_.contains(entry)) continue;
-        TokenLogprobs& found = kept_[entry];
-        const std::size_t first = static_cast<std::size_t>(slot) * number;
-        for (std::size_t i = first; i < first + number; ++i) {
-            found.emplace_back(tokens_[i], logprobs_[i]);
-        }
+        if (slot > 0) kept_.emplace(beams.hypotheses[beam], by_slot_[at(slot)]);
     }
 }
 
-std::vector<TokenLogprobs> TopTokens::of(std::span<const std::int64_t> entries) const {
+std::vector<TokenLogprobs> TopTokens::of(IntSpan entries) const {
     std::vector<TokenLogprobs> found;
     for (const auto entry : entries) {
-        const auto index = static_cast<std::size_t>(entry);
+        const auto index = at(entry);
         found.push_back(with_own(kept_.at(hypotheses_.parents[index]), hypotheses_.tokens[index],
                                  hypotheses_.token_logprobs[index]));
     }
@@ -101,18 +75,21 @@ void check_top_logprobs(const EngineSpec& target, const DecodingConfig& config) 
     }
 }
 
-void top_logprobs_of(const Logits& logits, std::size_t row, std::size_t number,
-                     std::int64_t* tokens, double* logprobs) {
+TokenLogprobs top_logprobs_of(const Logits& logits, std::size_t row, std::size_t number) {
     const double normalizer = log_normalizer(logits, row);
+    Ints tokens(number);
+    Floats scores(number);
     if (num_most_probable(logits, number) < number) {  // a top-k head has returned fewer
-        largest_logits(whole_row(logits, row), number, tokens, logprobs);
+        largest_logits(whole_row(logits, row), number, tokens.data(), scores.data());
     } else {
-        most_probable(logits, row, number, tokens, logprobs);
+        most_probable(logits, row, number, tokens.data(), scores.data());
     }
-    for (std::size_t i = 0; i < number; ++i) logprobs[i] -= normalizer;
+    TokenLogprobs found;
+    for (std::size_t i = 0; i < number; ++i) found.emplace_back(tokens[i], scores[i] - normalizer);
+    return found;
 }
 
-PromptScorer::PromptScorer(std::span<const std::int64_t> prompt_ids, std::size_t num_top)
+PromptScorer::PromptScorer(IntSpan prompt_ids, std::size_t num_top)
     : prompt_ids_(prompt_ids.begin(), prompt_ids.end()), num_top_(num_top) {
     found_.token_logprobs.emplace_back();
     if (num_top_) found_.top_logprobs.emplace_back();
@@ -120,18 +97,14 @@ PromptScorer::PromptScorer(std::span<const std::int64_t> prompt_ids, std::size_t
 
 void PromptScorer::append(const Logits& logits) {
     check_largest(logits);
-    Ints tokens(num_top_);
-    Floats logprobs(num_top_);
     for (std::size_t row = 0; row < logits.num_rows; ++row) {
         const std::int64_t token = prompt_ids_.at(found_.token_logprobs.size());
-        const double logit = whole_row(logits, row)[static_cast<std::size_t>(token)];
+        const double logit = whole_row(logits, row)[at(token)];
         const double logprob = logit - log_normalizer(logits, row);
         found_.token_logprobs.emplace_back(logprob);
         if (!num_top_) continue;
-        top_logprobs_of(logits, row, num_top_, tokens.data(), logprobs.data());
-        TokenLogprobs top;
-        for (std::size_t i = 0; i < num_top_; ++i) top.emplace_back(tokens[i], logprobs[i]);
-        found_.top_logprobs.emplace_back(with_own(std::move(top), token, logprob));
+        found_.top_logprobs.emplace_back(
+            with_own(top_logprobs_of(logits, row, num_top_), token, logprob));
     }
 }
 

@@ -3,17 +3,10 @@
 // Both are raw, before temperature and the other warpings, over the whole vocabulary.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
 #include <map>
-#include <optional>
-#include <span>
-#include <utility>
-#include <vector>
 
 #include "config.hpp"
 #include "engine.hpp"
-#include "forward.hpp"
 
 namespace dsbd {
 
@@ -39,42 +32,41 @@ struct PromptLogprobs {
 /// By slot (see ForestRunner) as long as a node lives; by hypothesis once its node was a beam.
 class TopTokens {
 public:
-    /// Keep `number` tokens a position for the paths of `hypotheses`.
-    TopTokens(std::size_t number, const Forest& forest, const Hypotheses& hypotheses);
+    /// Keep `num_tokens` tokens a position for the paths of `hypotheses`.
+    TopTokens(std::size_t num_tokens, const Forest& forest, const Hypotheses& hypotheses)
+        : number(num_tokens), forest_(forest), hypotheses_(hypotheses) {}
 
     /// Take the logits of nodes whose slots are the next ones.
     void append(const Logits& logits);
     /// Keep slot 0 and these, increasing, which become 1, 2, ...; drop all others.
-    void keep(std::span<const std::int64_t> slots);
+    void keep(IntSpan slots);
     /// Keep the tokens after all beams of a layer for good; to be called for the beams at the start
     /// of an iteration and for all that it commits, before it is pruned.
     void observe(const Beams& beams);
     /// Return the most probable tokens in the place of each hypothesis' last token.
-    std::vector<TokenLogprobs> of(std::span<const std::int64_t> entries) const;
+    std::vector<TokenLogprobs> of(IntSpan entries) const;
 
     const std::size_t number;
 
 private:
     const Forest& forest_;
     const Hypotheses& hypotheses_;
-    Ints tokens_;      // (num_slots, number), as the log-probabilities
-    Floats logprobs_;
+    std::vector<TokenLogprobs> by_slot_{1};
     std::map<std::int64_t, TokenLogprobs> kept_;  // by hypothesis
 };
 
 /// Error: an engine with a top-k head does not return these log-probabilities.
 void check_top_logprobs(const EngineSpec& target, const DecodingConfig& config);
 
-/// Write the most probable tokens of a row and their raw log-probabilities, (number,) each. Error:
-/// an engine with a top-k head returned fewer, and no others can be read.
-void top_logprobs_of(const Logits& logits, std::size_t row, std::size_t number,
-                     std::int64_t* tokens, double* logprobs);
+/// Return the most probable tokens of a row. Error: an engine with a top-k head returned fewer, and
+/// no others can be read.
+TokenLogprobs top_logprobs_of(const Logits& logits, std::size_t row, std::size_t number);
 
 /// Collects the log-probabilities of a prompt's tokens, call by call.
 class PromptScorer {
 public:
     /// prompt_ids: the whole prompt. num_top: most probable tokens to keep at a position.
-    PromptScorer(std::span<const std::int64_t> prompt_ids, std::size_t num_top);
+    PromptScorer(IntSpan prompt_ids, std::size_t num_top);
 
     /// Take the logits after the next tokens of the prompt.
     void append(const Logits& logits);

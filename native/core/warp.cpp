@@ -1,12 +1,8 @@
 // From logits to distributions: temperature, top-k, top-p, renormalised per position.
 #include "warp.hpp"
 
-#include <algorithm>
 #include <cmath>
 #include <limits>
-#include <numeric>
-#include <string>
-#include <vector>
 
 #include "error.hpp"
 #include "exponentials.hpp"
@@ -22,7 +18,7 @@ constexpr std::size_t FIRST_TOKENS = 128;  // of a position that a search looks 
 constexpr std::size_t FEW = 256, MORE = 4096;  // tokens, tried before all are sorted
 
 /// Sort columns by decreasing score, ties by column.
-void sort_by(std::span<const double> scores, Columns& columns) {
+void sort_by(FloatSpan scores, Columns& columns) {
     std::sort(columns.begin(), columns.end(), [&](std::uint32_t a, std::uint32_t b) {
         return scores[a] > scores[b] || (scores[a] == scores[b] && a < b);
     });
@@ -30,7 +26,7 @@ void sort_by(std::span<const double> scores, Columns& columns) {
 
 /// Leave the first columns, by decreasing probability, that reach `top_p`, increasing. Return
 /// whether the others are known to be cut.
-bool keep_first(std::span<const double> log_probs, double top_p, Columns& columns) {
+bool keep_first(FloatSpan log_probs, double top_p, Columns& columns) {
     static thread_local Floats probs;
     sort_by(log_probs, columns);
     probs.resize(columns.size());
@@ -48,19 +44,18 @@ bool keep_first(std::span<const double> log_probs, double top_p, Columns& column
 }
 
 /// Find the smallest set of most probable tokens that reaches `top_p`.
-void cut_top_p(std::span<const double> log_probs, double top_p, Columns& kept) {
+void cut_top_p(FloatSpan log_probs, double top_p, Columns& kept) {
     for (const std::size_t number : {FEW, MORE}) {
         if (log_probs.size() < 4 * number) break;
         largest_columns(log_probs, number, kept);
         if (keep_first(log_probs, top_p, kept)) return;
     }
-    kept.resize(log_probs.size());
-    std::iota(kept.begin(), kept.end(), std::uint32_t{0});
+    count_up(kept, log_probs.size());
     keep_first(log_probs, top_p, kept);
 }
 
 /// Leave the tokens of at least a share of the most probable one's probability.
-void cut_min_p(std::span<const double> log_probs, double min_p, Columns& kept) {
+void cut_min_p(FloatSpan log_probs, double min_p, Columns& kept) {
     double largest = LOG_ZERO;
     for (const auto column : kept) largest = std::max(largest, log_probs[column]);
     const double least = largest + std::log(min_p);
@@ -68,7 +63,7 @@ void cut_min_p(std::span<const double> log_probs, double min_p, Columns& kept) {
 }
 
 /// Leave the fewest tokens nearest to the entropy that reach `mass`, and those as near as the last.
-void cut_typical(std::span<const double> log_probs, double mass, Columns& kept) {
+void cut_typical(FloatSpan log_probs, double mass, Columns& kept) {
     static thread_local Floats probs, terms, distances;
     static thread_local Columns order;
     const std::size_t size = kept.size();
@@ -82,8 +77,7 @@ void cut_typical(std::span<const double> log_probs, double mass, Columns& kept) 
     for (std::size_t i = 0; i < size; ++i) {
         distances[i] = std::abs(-log_probs[kept[i]] - entropy);
     }
-    order.resize(size);
-    std::iota(order.begin(), order.end(), std::uint32_t{0});
+    count_up(order, size);
     std::sort(order.begin(), order.end(), [&](std::uint32_t a, std::uint32_t b) {
         return distances[a] < distances[b] || (distances[a] == distances[b] && a < b);
     });
@@ -158,8 +152,7 @@ void Warp::warp(std::span<double> centred) const {
         cut_top_p(centred, top_p, kept);
         log_normalise(centred, kept);
     } else {
-        kept.resize(centred.size());
-        std::iota(kept.begin(), kept.end(), std::uint32_t{0});
+        count_up(kept, centred.size());
     }
     if (min_p > 0.0) {
         cut_min_p(centred, min_p, kept);
@@ -181,35 +174,6 @@ bool looks_beyond(const Warp& warp, const EngineSpec& spec) {
     return most > 0 && !warp.is_raw && !(1 <= warp.top_k && warp.top_k <= most);
 }
 
-namespace {
-
-/// The options given that are processors or a constraint, in the order of Python's table.
-std::string logits_options(const DecodingConfig& config) {
-    const std::pair<const char*, bool> options[] = {
-        {"min_new_tokens", config.min_new_tokens != 0},
-        {"forced_eos_token_id", config.forced_eos_token_id.has_value()},
-        {"forced_bos_token_id", config.forced_bos_token_id.has_value()},
-        {"repetition_penalty", config.repetition_penalty != 1.0},
-        {"presence_penalty", config.presence_penalty != 0.0},
-        {"frequency_penalty", config.frequency_penalty != 0.0},
-        {"no_repeat_ngram_size", config.no_repeat_ngram_size != 0},
-        {"encoder_no_repeat_ngram_size", config.encoder_no_repeat_ngram_size != 0},
-        {"bad_words_ids", !config.bad_words_ids.empty()},
-        {"logit_bias", !config.logit_bias.empty()},
-        {"suppress_tokens", !config.suppress_tokens.empty()},
-        {"begin_suppress_tokens", !config.begin_suppress_tokens.empty()},
-        {"no_timestamps_token_id", config.no_timestamps_token_id.has_value()},
-        {"constraint", config.has_constraint()},
-    };
-    std::string names;
-    for (const auto& [name, is_given] : options) {
-        if (is_given) names += (names.empty() ? "" : ", ") + std::string(name);
-    }
-    return names;
-}
-
-}  // namespace
-
 void check_top_k(const EngineSpec& target, const DecodingConfig& config) {
     const std::size_t most = target.num_top_logits, top_k = Warp::of(config).top_k;
     if (!most || target.keeps_full_logits) return;  // the others are read if they matter
@@ -217,7 +181,7 @@ void check_top_k(const EngineSpec& target, const DecodingConfig& config) {
     const std::string returns =
         "but the target's engine returns the " + number + " largest logits of a position";
     if (config.processes_logits()) {
-        throw Error(logits_options(config) + " may raise tokens that are not among the " + number +
+        throw Error(config.logits_options() + " may raise tokens that are not among the " + number +
                     " logits which the target's engine returns of a position, and it keeps no "
                     "others; leave it out, or export again, where --logits topk keeps them all "
                     "(or with --logits full)");

@@ -1,9 +1,6 @@
 // From logits to distributions: temperature, top-k, top-p, renormalised per position.
 #pragma once
 
-#include <cstddef>
-#include <span>
-
 #include "config.hpp"
 #include "engine.hpp"
 

@@ -108,19 +108,19 @@ public:
 
 private:
     void replay(const json& given, const json& request) {
-        const dsbd::RequestCosts::Limits limits{num_beams_, given["most_rows"], given["most_beams"],
-                                                given["has_draft_model"]};
+        const dsbd::DraftLimits limits{num_beams_, given["most_rows"], given["most_beams"],
+                                       given["has_draft_model"]};
         dsbd::RequestCosts request_costs(costs_, [&] { return num_sharers_; }, limits);
         const auto clock = [this] { return host_; };
-        dsbd::ThroughputDraftPolicy policy(
+        const auto policy = dsbd::throughput_policy(
             std::move(request_costs), estimator_,
             [this](dsbd::JointDistribution& joint, std::size_t) { return scores(joint); }, forest_,
-            {given["most_layers"], clock, [this] { return target_; },
-             [this] { return unread_; }, given["may_rest"]});
-        for (const json& iteration : request) iterate(policy, iteration);
+            {given["most_layers"], clock, [this] { return target_; }, [this] { return unread_; },
+             given["may_rest"]});
+        for (const json& iteration : request) iterate(*policy, iteration);
     }
 
-    void iterate(dsbd::ThroughputDraftPolicy& policy, const json& given) {
+    void iterate(dsbd::DraftPolicy& policy, const json& given) {
         forest_ = dsbd::Forest(1, 0, 0, {0});
         joints_.clear();
         num_sharers_ = given["num_sharers"];
@@ -142,7 +142,7 @@ private:
         found.push_back({decisions, state()});
     }
 
-    void draft(dsbd::ThroughputDraftPolicy& policy, const json& layers, dsbd::Iteration& iteration,
+    void draft(dsbd::DraftPolicy& policy, const json& layers, dsbd::Iteration& iteration,
                json& decisions) {
         dsbd::Nodes nodes{0};
         Floats log_weights{0.0};

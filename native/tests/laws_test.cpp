@@ -205,10 +205,13 @@ private:
     void write_tops(const dsbd::Logits& logits) {
         const std::size_t number = std::min<std::size_t>(7, spec_.vocab_size);
         if (logits.num_top && !logits.full && logits.num_top < number) return;
-        Ints tokens(number);
-        Floats logprobs(number);
         for (std::size_t row = 0; row < logits.num_rows; ++row) {
-            dsbd::top_logprobs_of(logits, row, number, tokens.data(), logprobs.data());
+            Ints tokens;
+            Floats logprobs;
+            for (const auto& [token, logprob] : dsbd::top_logprobs_of(logits, row, number)) {
+                tokens.push_back(token);
+                logprobs.push_back(logprob);
+            }
             write(tokens);
             write(logprobs);
         }

@@ -9,6 +9,7 @@
 
 #include "error.hpp"
 #include "option_defaults.hpp"
+#include "option_table.hpp"
 #include "seed.hpp"
 
 namespace {
@@ -16,80 +17,33 @@ namespace {
 using nlohmann::json;
 
 template <class T>
-json nullable(const std::optional<T>& value) {
-    return value ? json(*value) : json();
+json json_of(const T& value) {
+    if constexpr (std::is_enum_v<T>) {
+        return dsbd::options::choices_of(T())[static_cast<std::size_t>(value)];
+    } else if constexpr (std::is_same_v<T, dsbd::Uint128>) {
+        return static_cast<std::uint64_t>(value);
+    } else {
+        return value;
+    }
 }
-
-void add_processing(const dsbd::DecodingConfig& config, json& found) {
-    found["repetition_penalty"] = config.repetition_penalty;
-    found["presence_penalty"] = config.presence_penalty;
-    found["frequency_penalty"] = config.frequency_penalty;
-    found["no_repeat_ngram_size"] = config.no_repeat_ngram_size;
-    found["encoder_no_repeat_ngram_size"] = config.encoder_no_repeat_ngram_size;
-    found["bad_words_ids"] = config.bad_words_ids;
-    found["logit_bias"] = config.logit_bias;
-    found["suppress_tokens"] = config.suppress_tokens;
-    found["begin_suppress_tokens"] = config.begin_suppress_tokens;
-    found["no_timestamps_token_id"] = nullable(config.no_timestamps_token_id);
-    found["max_initial_timestamp_index"] = nullable(config.max_initial_timestamp_index);
-    found["last_timestamp_token_id"] = nullable(config.last_timestamp_token_id);
-    found["min_new_tokens"] = config.min_new_tokens;
-    found["forced_bos_token_id"] = nullable(config.forced_bos_token_id);
-    found["forced_eos_token_id"] = nullable(config.forced_eos_token_id);
-    found["processes_logits"] = config.processes_logits();
-    found["constraint"] = nullptr;
-    if (config.has_constraint()) found["constraint"] = {config.trie_file, config.trie_end};
-}
-
-void add_drafting(const dsbd::DecodingConfig& config, json& found) {
-    const char* const couplings[] = {"gumbel", "rejection"};
-    const char* const widths[] = {"fixed", "threshold"};
-    const char* const drafters[] = {"model", "ngram", "model+ngram", "none"};
-    const char* const policies[] = {"fixed", "throughput"};
-    const char* const memories[] = {"forest", "single"};
-    const auto number = [](auto value) { return static_cast<std::size_t>(value); };
-    found["coupling"] = config.coupling ? json(couplings[number(*config.coupling)]) : json();
-    found["width_policy"] = widths[number(config.width_policy)];
-    found["min_beams"] = nullable(config.min_beams);
-    found["accept_threshold"] = config.accept_threshold;
-    found["drafter"] = drafters[number(config.drafter)];
-    found["predicted_text"] = config.predicted_text;
-    found["predicted_token_ids"] = config.predicted_token_ids;
-    found["draft_policy"] = policies[number(config.draft_policy)];
-    found["draft_length"] = config.draft_length;
-    found["draft_beams"] = config.draft_beams;
-    found["memory"] = memories[number(config.memory)];
-    found["replacement"] = config.replacement;
-    found["joint_threshold"] = config.joint_threshold;
-    found["joint_tokens"] = config.joint_tokens;
-    found["joint_beams"] = config.joint_beams;
-    found["properties"] = {config.drafts(), config.has_ngram_drafter(), config.has_draft_model(),
-                           config.most_draft_beams(), config.smallest_width(),
-                           config.widest_search()};
+template <class T>
+json json_of(const std::optional<T>& value) {
+    return value ? json_of(*value) : json();
 }
 
 json fields(const dsbd::DecodingConfig& config) {
-    const json stopping[] = {false, true, "never"};
     json found;
-    add_processing(config, found);
-    add_drafting(config, found);
+#define OPTION(name, ...) found[#name] = json_of(config.name);
+#define PROCESSOR OPTION
+#define OTHER_OPTION(name, ...)
+#include "options.inc"
     found["strategy"] = config.row->name;
-    found["num_beams"] = config.num_beams;
-    found["temperature"] = config.temperature;
-    found["top_k"] = config.top_k;
-    found["top_p"] = config.top_p;
-    found["min_p"] = config.min_p;
-    found["typical_p"] = config.typical_p;
-    found["max_new_tokens"] = config.max_new_tokens;
-    found["seed"] = config.seed ? json(static_cast<std::uint64_t>(*config.seed)) : json();
-    found["num_return_sequences"] = config.num_return_sequences;
-    found["length_penalty"] = config.length_penalty;
-    found["early_stopping"] = stopping[static_cast<std::size_t>(config.early_stopping)];
-    found["stop_strings"] = config.stop_strings;
-    found["eos_token_id"] = nullable(config.eos_token_id);
-    found["top_logprobs"] = config.top_logprobs;
-    found["prompt_logprobs"] = config.prompt_logprobs;
-    found["skip_special_tokens"] = config.skip_special_tokens;
+    found["constraint"] = nullptr;
+    if (config.has_constraint()) found["constraint"] = {config.trie_file, config.trie_end};
+    found["processes_logits"] = config.processes_logits();
+    found["properties"] = {config.drafts(), config.has_ngram_drafter(), config.has_draft_model(),
+                           config.most_draft_beams(), config.smallest_width(),
+                           config.widest_search()};
     return found;
 }
 

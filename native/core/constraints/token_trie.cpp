@@ -1,7 +1,6 @@
 // Trie of the valid token sequences, in compressed sparse rows, as a file holds it.
 #include "constraints/token_trie.hpp"
 
-#include <algorithm>
 #include <array>
 #include <cstring>
 #include <fstream>
@@ -166,8 +165,6 @@ bool TokenTrie::is_trie() const {
 
 std::int64_t TokenTrie::highest_token() const { return std::ranges::max(tokens_); }
 
-std::string TokenTrie::name() const { return "the token trie '" + path_ + "'"; }
-
 std::span<const std::int32_t> TokenTrie::edges(State state) const {
     const std::size_t first = at(row_offsets_[at(state)]), stop = at(row_offsets_[at(state) + 1]);
     return std::span(tokens_).subspan(first, stop - first);
@@ -190,8 +187,6 @@ void TokenTrie::list_allowed(State state, Ints& tokens) const {
 }
 
 bool TokenTrie::accepts(State state) const { return is_end_[at(state)]; }
-
-bool TokenTrie::has_ended(State state) const { return end_ == End::leaf && edges(state).empty(); }
 
 bool TokenTrie::ends_next(State state) const {
     // The edges of a node lead to consecutive nodes: these are leaves if the row of edges of the

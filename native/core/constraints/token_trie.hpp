@@ -2,13 +2,7 @@
 // holds it (docs/constraints.md, "The file of a trie").
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
 #include <filesystem>
-#include <optional>
-#include <span>
-#include <string>
-#include <vector>
 
 #include "logits_processing/constraint.hpp"
 
@@ -24,12 +18,12 @@ public:
 
     /// The highest token id of all sequences.
     std::int64_t highest_token() const;
-    std::string name() const override;
-    State start(std::span<const std::int64_t>) const override { return 0; }
+    std::string name() const override { return "the token trie '" + path_ + "'"; }
+    State start(IntSpan) const override { return 0; }
     State advance(State state, std::int64_t token) const override;
     void list_allowed(State state, Ints& tokens) const override;
     bool accepts(State state) const override;
-    bool has_ended(State state) const override;
+    bool has_ended(State state) const override { return end_ == End::leaf && edges(state).empty(); }
     bool ends_next(State state) const override;
     std::optional<std::size_t> most_tokens() const override;
 

@@ -1,7 +1,6 @@
 // The estimates of draft policy "throughput", and its budget.
 #include "drafting/acceptance.hpp"
 
-#include <algorithm>
 #include <cmath>
 
 #include "drafting/cost_curve.hpp"
@@ -114,15 +113,14 @@ void LoopCost::learn(std::size_t num_layers, double seconds) {
 
 AcceptanceEstimator::AcceptanceEstimator() : rates{FIRST_GUESS, FIRST_GUESS} {}
 
-Floats AcceptanceEstimator::accepted(std::span<const double> gaps, std::size_t depth) const {
+Floats AcceptanceEstimator::accepted(FloatSpan gaps, std::size_t depth) const {
     const Bins& of_kind = rates[depth ? 1 : 0];
     Floats found;
     for (const double gap : gaps) found.push_back(of_kind[bin_of(gap)]);
     return found;
 }
 
-void AcceptanceEstimator::learn(std::span<const double> gaps, std::size_t num_short,
-                                std::size_t depth) {
+void AcceptanceEstimator::learn(FloatSpan gaps, std::size_t num_short, std::size_t depth) {
     const std::size_t kind = depth ? 1 : 0;
     Bins new_seen{}, new_enough{};
     for (std::size_t i = 0; i < gaps.size(); ++i) {

@@ -6,9 +6,6 @@
 #pragma once
 
 #include <array>
-#include <cstddef>
-#include <cstdint>
-#include <span>
 
 #include "forward.hpp"
 
@@ -62,9 +59,9 @@ public:
     AcceptanceEstimator();
 
     /// Return the estimated probability that a layer after `depth` others is accepted, by gap.
-    Floats accepted(std::span<const double> gaps, std::size_t depth) const;
+    Floats accepted(FloatSpan gaps, std::size_t depth) const;
     /// Count a layer by its widths' gaps, narrowest first; `num_short` were too narrow.
-    void learn(std::span<const double> gaps, std::size_t num_short, std::size_t depth);
+    void learn(FloatSpan gaps, std::size_t num_short, std::size_t depth);
     void learn_rate(double new_tokens, double new_calls);
     void choose(double chosen_acceptance, std::size_t width);
     /// Compute `rates` anew if enough was learned since to matter.

@@ -2,7 +2,6 @@
 #include "drafting/cost_curve.hpp"
 
 #include <cmath>
-#include <numeric>
 
 #include "kv_cache.hpp"
 
@@ -24,7 +23,7 @@ std::size_t size_of(double rows) {
 Floats learned_rows() { return Floats(LEARNED_ROWS.begin(), LEARNED_ROWS.end()); }
 
 /// Return the value at x of the line through points, (n,) each; the ends' values beyond them.
-double interpolated(double x, std::span<const double> xs, std::span<const double> ys) {
+double interpolated(double x, FloatSpan xs, FloatSpan ys) {
     const auto above = std::upper_bound(xs.begin(), xs.end(), x);
     if (above == xs.begin()) return ys.front();
     if (above == xs.end()) return ys.back();
@@ -49,8 +48,6 @@ Floats CostCurve::up_to(std::size_t most_rows, std::size_t num_sharers) const {
     }
     return found;
 }
-
-LearnedCurve::LearnedCurve(double guess) : guess_(std::max(guess, 1e-6)) {}
 
 bool LearnedCurve::learn(std::size_t num_rows, double seconds) {
     if (num_rows < 1 || num_rows > LEARNED_ROWS.back() || !(seconds > 0.0)) return false;
@@ -209,7 +206,7 @@ void learn_from_first_calls(Costs& costs, Engine& draft, const Clock& clock,
     draft.keep({});
 }
 
-Floats never_falling(std::span<const double> sums, std::span<const double> weights) {
+Floats never_falling(FloatSpan sums, FloatSpan weights) {
     struct Pool {
         double sum, weight;
         std::size_t size;
@@ -229,13 +226,8 @@ Floats never_falling(std::span<const double> sums, std::span<const double> weigh
     return found;
 }
 
-RequestCosts::RequestCosts(Costs& costs, std::function<std::size_t()> sharers, Limits limits)
-    : num_beams(limits.num_beams),
-      most_rows(limits.most_rows),
-      most_beams(limits.most_beams),
-      has_draft_model(limits.has_draft_model),
-      costs_(costs),
-      sharers_now_(std::move(sharers)) {
+RequestCosts::RequestCosts(Costs& costs, std::function<std::size_t()> sharers, DraftLimits limits)
+    : DraftLimits(limits), costs_(costs), sharers_now_(std::move(sharers)) {
     refresh();
 }
 

@@ -4,21 +4,11 @@
 // learned.
 #pragma once
 
-#include <algorithm>
 #include <array>
-#include <cstddef>
-#include <cstdint>
 #include <deque>
-#include <functional>
-#include <memory>
-#include <optional>
-#include <span>
-#include <utility>
-#include <vector>
 
 #include "engine.hpp"
 #include "engine_call.hpp"
-#include "forward.hpp"
 
 namespace dsbd {
 
@@ -75,7 +65,7 @@ private:
 class LearnedCurve {
 public:
     /// guess: seconds of a row.
-    explicit LearnedCurve(double guess);
+    explicit LearnedCurve(double guess) : guess_(std::max(guess, 1e-6)) {}
 
     /// Store a call; return whether enough were stored since to change the curve.
     bool learn(std::size_t num_rows, double seconds);
@@ -128,19 +118,21 @@ void learn_from_first_calls(Costs& costs, Engine& draft, const Clock& clock,
 /// Return the means sums / weights, pooled over neighbours until none is below the one before.
 ///
 /// Isotonic regression (pool adjacent violators): [1/2, 3/4, 1/4] becomes [1/2, 4/8, 4/8].
-Floats never_falling(std::span<const double> sums, std::span<const double> weights);
+Floats never_falling(FloatSpan sums, FloatSpan weights);
+
+/// What a request may draft.
+struct DraftLimits {
+    std::size_t num_beams;
+    std::size_t most_rows;  // calls beyond cost as much as one of so many
+    std::size_t most_beams;
+    bool has_draft_model;
+};
 
 /// Seconds of calls, by rows, as `refresh` has found them last, for one request.
-class RequestCosts {
+class RequestCosts : public DraftLimits {
 public:
-    struct Limits {
-        std::size_t num_beams;
-        std::size_t most_rows;  // calls beyond cost as much as one of so many
-        std::size_t most_beams;
-        bool has_draft_model;
-    };
     /// num_sharers: returns how many requests share the engine calls now.
-    RequestCosts(Costs& costs, std::function<std::size_t()> num_sharers, Limits limits);
+    RequestCosts(Costs& costs, std::function<std::size_t()> num_sharers, DraftLimits limits);
 
     void refresh();
     /// Return the seconds in which the draft model reads so much of prompt and source.
@@ -149,8 +141,6 @@ public:
     double target(std::size_t num_rows) const { return target_[std::min(num_rows, most_rows)]; }
     double draft(std::size_t num_rows) const { return draft_[std::min(num_rows, most_rows)]; }
 
-    std::size_t num_beams, most_rows, most_beams;
-    bool has_draft_model;
     std::size_t num_sharers = 0;
     double row = 0.0;            // seconds of a target call of one row that is not shared
     bool are_learned = false;

@@ -1,41 +1,45 @@
 // Drafting: the forest grown by the draft model, and the fixed policy.
 #include "drafting/draft.hpp"
 
-#include <algorithm>
-#include <numeric>
-
 namespace dsbd {
 namespace {
 
-Ints all_candidates(const JointDistribution& joint) {
-    Ints all(joint.num_candidates());
-    std::iota(all.begin(), all.end(), 0);
-    return all;
-}
+/// See `fixed_policy`.
+class FixedDraftPolicy final : public DraftPolicy {
+public:
+    FixedDraftPolicy(std::vector<std::size_t> layer_widths, Propose propose)
+        : layer_widths_(std::move(layer_widths)), propose_(std::move(propose)) {}
+
+    void begin(std::size_t, std::size_t most_layers) override {
+        layer_ = num_forced_ = 0;
+        most_layers_ = most_layers;
+    }
+    bool takes_all(std::size_t num_candidates, std::size_t num_rows) override {
+        return wants_layer(num_rows) && num_candidates <= layer_widths_[layer_];
+    }
+    bool wants_layer(std::size_t, std::size_t = 0) override {
+        return layer_ < layer_widths_.size() && layer_ + num_forced_ < most_layers_;
+    }
+    Ints choose(JointDistribution& joint, std::size_t depth) override {
+        return propose_(joint, layer_widths_[layer_++], depth);
+    }
+    Ints choose_forced(const JointDistribution& joint) override {
+        if (num_forced_ == MOST_FORCED_LAYERS || layer_ + num_forced_ >= most_layers_) return {};
+        ++num_forced_;
+        return all_candidates(joint);
+    }
+    void observe(const Iteration&) override {}
+
+private:
+    std::vector<std::size_t> layer_widths_;
+    Propose propose_;
+    std::size_t layer_ = 0, num_forced_ = 0, most_layers_ = 0;
+};
 
 }  // namespace
 
-void FixedDraftPolicy::begin(std::size_t, std::size_t most_layers) {
-    layer_ = num_forced_ = 0;
-    most_layers_ = most_layers;
-}
-
-bool FixedDraftPolicy::takes_all(std::size_t num_candidates, std::size_t num_rows) {
-    return wants_layer(num_rows) && num_candidates <= layer_widths_[layer_];
-}
-
-bool FixedDraftPolicy::wants_layer(std::size_t, std::size_t) {
-    return layer_ < layer_widths_.size() && layer_ + num_forced_ < most_layers_;
-}
-
-Ints FixedDraftPolicy::choose(JointDistribution& joint, std::size_t depth) {
-    return propose_(joint, layer_widths_[layer_++], depth);
-}
-
-Ints FixedDraftPolicy::choose_forced(const JointDistribution& joint) {
-    if (num_forced_ == MOST_FORCED_LAYERS || layer_ + num_forced_ >= most_layers_) return {};
-    ++num_forced_;
-    return all_candidates(joint);
+std::unique_ptr<DraftPolicy> fixed_policy(std::vector<std::size_t> layer_widths, Propose propose) {
+    return std::make_unique<FixedDraftPolicy>(std::move(layer_widths), std::move(propose));
 }
 
 EngineCalls<std::vector<DraftLayer>> draft_forest(Forest& forest, Drafter& drafter,
@@ -68,10 +72,7 @@ EngineCalls<std::vector<DraftLayer>> draft_forest(Forest& forest, Drafter& draft
         const std::int64_t num_added = forest.num_added;
         nodes = layer.children = forest.descend(joint, chosen);
         layer.num_new = forest.num_added - num_added;
-        log_u.clear();
-        for (const std::int64_t each : chosen) {
-            log_u.push_back(joint.log_weights[static_cast<std::size_t>(each)]);
-        }
+        log_u = entries_at(joint.log_weights, chosen);
         copies = std::move(distinct.copies);
         if (keeps_distributions) {
             layer.distribution = std::make_shared<JointDistribution>(std::move(joint));

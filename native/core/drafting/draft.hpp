@@ -1,14 +1,6 @@
 // Drafting: the forest grown by the draft model, the policies that decide how much, the record.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
-#include <functional>
-#include <memory>
-#include <optional>
-#include <utility>
-#include <vector>
-
 #include "beams.hpp"
 #include "engine_call.hpp"
 #include "forest.hpp"
@@ -64,9 +56,9 @@ struct LayerNeeds {
 };
 
 /// Gives the distributions that a layer is drafted from.
-class Drafter {
+class Drafter : public Observer {
 public:
-    virtual ~Drafter() = default;
+    void observe(const Iteration&) override {}
     /// Whether layers may be forced, so that `look_up` comes before the policy is asked.
     virtual bool forces() const { return false; }
     /// Begin a layer below these nodes; none if every path ends with its next token.
@@ -99,24 +91,8 @@ public:
     virtual Ints choose_forced(const JointDistribution& joint) = 0;
 };
 
-/// `draft_length` layers of `draft_beams` candidates, and forced layers.
-class FixedDraftPolicy final : public DraftPolicy {
-public:
-    FixedDraftPolicy(std::vector<std::size_t> layer_widths, Propose propose)
-        : layer_widths_(std::move(layer_widths)), propose_(std::move(propose)) {}
-
-    void begin(std::size_t num_pending, std::size_t most_layers) override;
-    bool takes_all(std::size_t num_candidates, std::size_t num_rows) override;
-    bool wants_layer(std::size_t num_rows, std::size_t num_whole = 0) override;
-    Ints choose(JointDistribution& joint, std::size_t depth) override;
-    Ints choose_forced(const JointDistribution& joint) override;
-    void observe(const Iteration&) override {}
-
-private:
-    std::vector<std::size_t> layer_widths_;
-    Propose propose_;
-    std::size_t layer_ = 0, num_forced_ = 0, most_layers_ = 0;
-};
+/// Return the policy of a fixed number of layers, with so many candidates each, and forced layers.
+std::unique_ptr<DraftPolicy> fixed_policy(std::vector<std::size_t> layer_widths, Propose propose);
 
 /// Add the draft's candidates to the forest: at most one engine call per layer.
 ///
@@ -131,6 +107,13 @@ EngineCalls<std::vector<DraftLayer>> draft_forest(Forest& forest, Drafter& draft
                                                   const Beams& beams, DraftPolicy& policy,
                                                   std::size_t depth, bool keeps_distributions,
                                                   bool repeats);
+
+/// The candidates of a joint distribution.
+inline Ints all_candidates(const JointDistribution& joint) {
+    Ints all;
+    count_up(all, joint.num_candidates());
+    return all;
+}
 
 /// Distinct candidates in the order first drawn, and how often each was drawn.
 struct DistinctDraws {

@@ -1,7 +1,6 @@
 // The n-gram drafter: what followed the last tokens of a path before.
 #include "drafting/ngram.hpp"
 
-#include <algorithm>
 #include <cmath>
 #include <iterator>
 
@@ -21,15 +20,14 @@ constexpr std::size_t LONG_MATCH = 5;  // tokens of a context that is used befor
 constexpr std::size_t MOST_LISTED = 8;
 constexpr double LEAST_LEFT = 1.0 - 0.95;
 
-using Tokens = std::span<const std::int64_t>;
 using Keys = std::array<std::uint64_t, LONGEST_CONTEXT + 1>;
 
-Tokens last(Tokens tokens, std::size_t number) {
+IntSpan last(IntSpan tokens, std::size_t number) {
     return tokens.last(std::min(number, tokens.size()));
 }
 
 /// Return the keys of the last tokens, by their number.
-Keys keys_of(Tokens context) {
+Keys keys_of(IntSpan context) {
     Keys keys{};
     for (std::size_t n = 1; n <= std::min(context.size(), LONGEST_CONTEXT); ++n) {
         keys[n] = child_key(keys[n - 1], context[context.size() - n]);
@@ -55,6 +53,14 @@ private:
     std::unordered_map<std::int64_t, std::size_t> index_;
 };
 
+NGramPath path_at_end(IntSpan prompt_ids) {
+    const IntSpan end = last(prompt_ids, LONGEST_CONTEXT + 1);
+    NGramPath path;
+    path.num_tokens = end.size();
+    std::copy(end.begin(), end.end(), path.tokens.begin());
+    return path;
+}
+
 double sum_of(std::span<const Share> shares) {
     double sum = 0.0;
     for (const Share& share : shares) sum += share.second;
@@ -63,7 +69,7 @@ double sum_of(std::span<const Share> shares) {
 
 }  // namespace
 
-void NGramCounts::add(Tokens context, std::int64_t token) {
+void NGramCounts::add(IntSpan context, std::int64_t token) {
     ++num_tokens_;
     const Keys keys = keys_of(context);
     for (const Doubt& each : DOUBTS) {
@@ -85,7 +91,7 @@ void NGramCounts::add(Tokens context, std::int64_t token) {
     }
 }
 
-void NGramCounts::add_text(Tokens token_ids) {
+void NGramCounts::add_text(IntSpan token_ids) {
     for (std::size_t end = 1; end < token_ids.size(); ++end) {
         add(last(token_ids.first(end), LONGEST_CONTEXT), token_ids[end]);
     }
@@ -96,7 +102,7 @@ const NGramCounts::Following* NGramCounts::find(std::uint64_t key) const {
     return found == following_.end() ? nullptr : &found->second;
 }
 
-void NGramPool::add_text(Tokens token_ids) {
+void NGramPool::add_text(IntSpan token_ids) {
     if (latest_.num_tokens() + token_ids.size() > most_of_half_) {
         older_ = std::move(latest_);
         latest_ = NGramCounts();
@@ -104,37 +110,18 @@ void NGramPool::add_text(Tokens token_ids) {
     latest_.add_text(last(token_ids, most_of_half_));
 }
 
-NGramPaths::NGramPaths(Tokens prompt_ids, const Prediction& prediction) : prediction_(prediction) {
-    const Tokens end = last(prompt_ids, LONGEST_CONTEXT + 1);
-    Path root;
-    root.num_tokens = end.size();
-    std::copy(end.begin(), end.end(), root.tokens.begin());
-    paths_.push_back(root);
-}
+NGramPaths::NGramPaths(IntSpan prompt_ids, const Prediction& prediction)
+    : StateByNode(path_at_end(prompt_ids)), prediction_(prediction) {}
 
-Tokens NGramPaths::tail(std::int64_t node) const {
-    const Path& path = paths_[static_cast<std::size_t>(node)];
-    return {path.tokens.data(), path.num_tokens};
-}
-
-void NGramPaths::add(Tokens parents, Tokens tokens, std::span<std::uint8_t>) {
-    for (std::size_t i = 0; i < parents.size(); ++i) {
-        Path path = paths_[static_cast<std::size_t>(parents[i])];
-        if (path.num_tokens == path.tokens.size()) {
-            std::copy(path.tokens.begin() + 1, path.tokens.end(), path.tokens.begin());
-            --path.num_tokens;
-        }
-        path.tokens[path.num_tokens++] = tokens[i];
-        path.place = prediction_.after(path.place, {path.tokens.data(), path.num_tokens});
-        paths_.push_back(path);
+NGramPath NGramPaths::next(const NGramPath& parent, std::int64_t token) const {
+    NGramPath path = parent;
+    if (path.num_tokens == path.tokens.size()) {
+        std::copy(path.tokens.begin() + 1, path.tokens.end(), path.tokens.begin());
+        --path.num_tokens;
     }
-}
-
-void NGramPaths::prune(Tokens kept, std::span<const std::uint8_t>) {
-    for (std::size_t i = 0; i < kept.size(); ++i) {
-        paths_[i] = paths_[static_cast<std::size_t>(kept[i])];
-    }
-    paths_.resize(kept.size());
+    path.tokens[path.num_tokens++] = token;
+    path.place = prediction_.after(path.place, path.tail());
+    return path;
 }
 
 /// Probabilities of the tokens that may follow a path, and that of the others.
@@ -148,7 +135,7 @@ NGramDrafter::NGramDrafter(const Ints& prompt_ids, const NGramPool* pool, Settin
       prediction_(settings_.copied_ids),
       paths(prompt_ids, prediction_),
       pool_(pool) {
-    const Tokens end = last(prompt_ids, LONGEST_CONTEXT);
+    const IntSpan end = last(prompt_ids, LONGEST_CONTEXT);
     prompt_end_.assign(end.begin(), end.end());
     if (!settings_.copied_ids.empty()) {
         Ints copied(prompt_ids.begin(), prompt_ids.begin() + 1);
@@ -158,12 +145,12 @@ NGramDrafter::NGramDrafter(const Ints& prompt_ids, const NGramPool* pool, Settin
     own_.add_text(prompt_ids);
 }
 
-void NGramDrafter::learn(Tokens nodes) {
+void NGramDrafter::learn(IntSpan nodes) {
     for (const std::int64_t node : nodes) {
-        const Tokens tail = paths.tail(node);
+        const IntSpan tail = paths.of(node).tail();
         own_.add(tail.first(tail.size() - 1), tail.back());
     }
-    for (const std::int64_t node : nodes) prediction_.learn(paths.place(node));
+    for (const std::int64_t node : nodes) prediction_.learn(paths.of(node).place);
 }
 
 Proposals NGramDrafter::proposals(std::int64_t node) {
@@ -174,7 +161,7 @@ Proposals NGramDrafter::proposals(std::int64_t node) {
             settings_.late_ids = nullptr;
         }
     }
-    Shares found = shares(last(paths.tail(node), LONGEST_CONTEXT), paths.place(node));
+    Shares found = shares(last(paths.of(node).tail(), LONGEST_CONTEXT), paths.of(node).place);
     std::vector<Share>& listed = found.listed.list;
     if (listed.size() > MOST_LISTED) {
         std::stable_sort(listed.begin(), listed.end(),
@@ -194,7 +181,7 @@ Proposals NGramDrafter::proposals(std::int64_t node) {
     return proposed;
 }
 
-NGramDrafter::Shares NGramDrafter::shares(Tokens tail, const Place& place) const {
+NGramDrafter::Shares NGramDrafter::shares(IntSpan tail, const Place& place) const {
     std::vector<Share> predicted = prediction_.shares(place);
     const bool is_predicted = settings_.only_long_matches && !prediction_.is_empty();
     if (is_predicted && !prediction_.replaces_model(place, settings_.num_beams)) predicted.clear();
@@ -204,7 +191,7 @@ NGramDrafter::Shares NGramDrafter::shares(Tokens tail, const Place& place) const
     return found;
 }
 
-void NGramDrafter::count_shares(Tokens tail, Shares& found) const {
+void NGramDrafter::count_shares(IntSpan tail, Shares& found) const {
     const auto of_pool = pool_ ? pool_->counts() : std::array<const NGramCounts*, 2>{};
     const Keys keys = keys_of(tail);
     for (const auto& [length, doubt] : DOUBTS) {

@@ -6,17 +6,9 @@
 #pragma once
 
 #include <array>
-#include <cstddef>
-#include <cstdint>
-#include <functional>
-#include <memory>
-#include <span>
 #include <unordered_map>
-#include <utility>
-#include <vector>
 
 #include "drafting/prediction.hpp"
-#include "forward.hpp"
 #include "logits_processing/path_states.hpp"
 
 namespace dsbd {
@@ -33,9 +25,9 @@ public:
     };
 
     /// Count a token after its context, of which only the last tokens matter.
-    void add(std::span<const std::int64_t> context, std::int64_t token);
+    void add(IntSpan context, std::int64_t token);
     /// Count the tokens of a text, each after those before it.
-    void add_text(std::span<const std::int64_t> token_ids);
+    void add_text(IntSpan token_ids);
     /// Return what was seen after the context of this key; null: nothing.
     const Following* find(std::uint64_t key) const;
     std::size_t num_tokens() const { return num_tokens_; }
@@ -52,7 +44,7 @@ public:
 
     std::size_t num_tokens() const { return older_.num_tokens() + latest_.num_tokens(); }
     /// Keep a text, or as much of its end as a half holds.
-    void add_text(std::span<const std::int64_t> token_ids);
+    void add_text(IntSpan token_ids);
     /// The tables to look up, latest first.
     std::array<const NGramCounts*, 2> counts() const { return {&latest_, &older_}; }
 
@@ -61,30 +53,25 @@ private:
     NGramCounts older_, latest_;
 };
 
-/// Last tokens of every node's path, and its place; kept in step with the forest.
-class NGramPaths final : public PathStates {
+/// The last tokens of a path, and its place in the prediction.
+struct NGramPath {
+    std::array<std::int64_t, LONGEST_CONTEXT + 1> tokens{};
+    std::size_t num_tokens = 0;
+    Place place;
+
+    IntSpan tail() const { return {tokens.data(), num_tokens}; }
+};
+
+/// An NGramPath of every node.
+class NGramPaths final : public StateByNode<NGramPath> {
 public:
-    NGramPaths(std::span<const std::int64_t> prompt_ids, const Prediction& prediction);
-
-    std::span<const std::int64_t> tail(std::int64_t node) const;
-    const Place& place(std::int64_t node) const {
-        return paths_[static_cast<std::size_t>(node)].place;
-    }
-
-    void add(std::span<const std::int64_t> parents, std::span<const std::int64_t> tokens,
-             std::span<std::uint8_t> ends) override;
-    void would_end(std::span<const std::int64_t>, std::span<const std::int64_t>,
-                   std::span<std::uint8_t>) const override {}
-    void prune(std::span<const std::int64_t> kept,
-               std::span<const std::uint8_t> is_absorbing) override;
+    NGramPaths(IntSpan prompt_ids, const Prediction& prediction);
+    void would_end(IntSpan, IntSpan, std::span<std::uint8_t>) const override {}
 
 private:
-    struct Path {
-        std::array<std::int64_t, LONGEST_CONTEXT + 1> tokens{};  // the last ones
-        std::size_t num_tokens = 0;
-        Place place;
-    };
-    std::vector<Path> paths_;  // by node
+    NGramPath next(const NGramPath& parent, std::int64_t token) const override;
+    bool has_ended(const NGramPath&) const override { return false; }
+
     const Prediction& prediction_;
 };
 
@@ -115,14 +102,14 @@ public:
     NGramDrafter(const NGramDrafter&) = delete;
 
     /// Count the last token of these paths, each a committed one and for the first time.
-    void learn(std::span<const std::int64_t> nodes);
+    void learn(IntSpan nodes);
     /// Return what may follow the path of a node.
     Proposals proposals(std::int64_t node);
 
 private:
     struct Shares;
-    Shares shares(std::span<const std::int64_t> tail, const Place& place) const;
-    void count_shares(std::span<const std::int64_t> tail, Shares& found) const;
+    Shares shares(IntSpan tail, const Place& place) const;
+    void count_shares(IntSpan tail, Shares& found) const;
 
     Settings settings_;
     Prediction prediction_;

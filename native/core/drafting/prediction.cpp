@@ -1,7 +1,6 @@
 // A predicted text, followed by the paths of a request.
 #include "drafting/prediction.hpp"
 
-#include <algorithm>
 #include <cmath>
 #include <cstdlib>
 
@@ -30,11 +29,11 @@ Prediction::Prediction(Ints token_ids) : token_ids_(std::move(token_ids)), rate_
     }
 }
 
-Place Prediction::after(const Place& place, std::span<const std::int64_t> path) const {
+Place Prediction::after(const Place& place, IntSpan path) const {
     if (is_empty()) return place;
     const auto size = static_cast<std::int64_t>(token_ids_.size());
     for (const std::int64_t next : place.next()) {
-        if (next < size && token_ids_[static_cast<std::size_t>(next)] == path.back()) {
+        if (next < size && token_ids_[at(next)] == path.back()) {
             return following(next + 1);
         }
     }
@@ -47,7 +46,7 @@ Place Prediction::after(const Place& place, std::span<const std::int64_t> path) 
     if (found.num_agreeing > 1) return following(found.place + 1);
     const auto add = [&lost](std::int64_t next) {
         const auto known = lost.next();
-        if (std::find(known.begin(), known.end(), next) == known.end()) {
+        if (!is_among(known, next)) {
             lost.next_places[lost.num_next++] = next;
         }
     };
@@ -60,7 +59,7 @@ Place Prediction::after(const Place& place, std::span<const std::int64_t> path) 
 std::vector<Share> Prediction::shares(const Place& place) const {
     std::vector<Share> found;
     for (std::size_t i = 0; i < place.num_next; ++i) {
-        const auto next = static_cast<std::size_t>(place.next_places[i]);
+        const auto next = at(place.next_places[i]);
         if (next >= token_ids_.size()) continue;
         const double probability =
             place.num_lost ? SHARES[i] / static_cast<double>(place.num_lost) : rate_;
@@ -85,7 +84,7 @@ bool Prediction::replaces_model(const Place& place, std::size_t num_beams) const
     return !place.num_lost && std::pow(rate_, static_cast<double>(num_beams)) > SURE;
 }
 
-Prediction::Found Prediction::nearest(std::int64_t expected, std::span<const std::int64_t> path,
+Prediction::Found Prediction::nearest(std::int64_t expected, IntSpan path,
                                       std::int64_t first) const {
     Found best{0, 0, 0};
     const auto known = places_.find(path.back());
@@ -95,7 +94,7 @@ Prediction::Found Prediction::nearest(std::int64_t expected, std::span<const std
     const std::int64_t begin = std::max(index_of(places, first), middle - NEAREST);
     const std::int64_t end = std::min(middle + NEAREST, static_cast<std::int64_t>(places.size()));
     for (std::int64_t i = begin; i < end; ++i) {
-        const std::int64_t place = places[static_cast<std::size_t>(i)];
+        const std::int64_t place = places[at(i)];
         const std::int64_t agreeing = num_agreeing(place, path);
         const std::int64_t distance = std::abs(place - expected);
         if (distance <= std::int64_t{1} << (3 * agreeing)) {  // REACH to the power of it
@@ -105,12 +104,11 @@ Prediction::Found Prediction::nearest(std::int64_t expected, std::span<const std
     return best;
 }
 
-std::int64_t Prediction::num_agreeing(std::int64_t place,
-                                      std::span<const std::int64_t> path) const {
+std::int64_t Prediction::num_agreeing(std::int64_t place, IntSpan path) const {
     const auto most = std::min({REACH, static_cast<std::int64_t>(path.size()), place + 1});
     std::int64_t number = 0;
     while (number < most && token_ids_[static_cast<std::size_t>(place - number)] ==
-                                path[path.size() - 1 - static_cast<std::size_t>(number)]) {
+                                path[path.size() - 1 - at(number)]) {
         ++number;
     }
     return number;

@@ -2,12 +2,7 @@
 #pragma once
 
 #include <array>
-#include <cstddef>
-#include <cstdint>
-#include <span>
 #include <unordered_map>
-#include <utility>
-#include <vector>
 
 #include "forward.hpp"
 
@@ -24,7 +19,7 @@ struct Place {
     std::array<std::int64_t, 3> next_places{};
     std::size_t num_next = 1;
 
-    std::span<const std::int64_t> next() const { return {next_places.data(), num_next}; }
+    IntSpan next() const { return {next_places.data(), num_next}; }
 };
 
 /// The tokens that an output is expected to repeat, and how often it did.
@@ -38,7 +33,7 @@ public:
 
     bool is_empty() const { return token_ids_.empty(); }
     /// Return the place of a path, of which the last tokens suffice; place: without the last one.
-    Place after(const Place& place, std::span<const std::int64_t> path) const;
+    Place after(const Place& place, IntSpan path) const;
     /// Return the probabilities of the tokens that may come next; less than 1 together.
     std::vector<Share> shares(const Place& place) const;
     /// Count the place of a selected path: whether it follows, if its parent did.
@@ -52,9 +47,8 @@ private:
         std::int64_t num_agreeing, minus_distance, place;
         auto operator<=>(const Found&) const = default;
     };
-    Found nearest(std::int64_t expected, std::span<const std::int64_t> path,
-                  std::int64_t first) const;
-    std::int64_t num_agreeing(std::int64_t place, std::span<const std::int64_t> path) const;
+    Found nearest(std::int64_t expected, IntSpan path, std::int64_t first) const;
+    std::int64_t num_agreeing(std::int64_t place, IntSpan path) const;
 
     Ints token_ids_;
     std::unordered_map<std::int64_t, Ints> places_;  // of each token, increasing

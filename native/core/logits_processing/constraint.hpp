@@ -4,12 +4,6 @@
 // node of the forest has a state, made from its parent's.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
-#include <optional>
-#include <span>
-#include <string>
-
 #include "forward.hpp"
 
 namespace dsbd {
@@ -27,7 +21,7 @@ public:
     /// A short description for messages, such as "the token trie 'items.trie'".
     virtual std::string name() const = 0;
     /// Return the state of the empty continuation of a prompt.
-    virtual State start(std::span<const std::int64_t> prompt_ids) const = 0;
+    virtual State start(IntSpan prompt_ids) const = 0;
     /// Return the state of a path with one more allowed token, never an end-of-sequence token that
     /// is not listed; Error: the token is not allowed.
     virtual State advance(State state, std::int64_t token) const = 0;

@@ -1,10 +1,8 @@
 // Logits processors: penalties, bans and biases, as functions of the path.
 #include "logits_processing/processors.hpp"
 
-#include <algorithm>
 #include <cmath>
 #include <map>
-#include <optional>
 
 #include "exponentials.hpp"
 #include "numbers.hpp"
@@ -14,78 +12,65 @@ namespace {
 
 using Scores = std::span<double>;
 
-/// Adds a constant to some tokens, -inf to forbid: logit_bias, suppress_tokens, single words.
-class Bias final : public LogitsProcessor {
-public:
-    explicit Bias(std::span<const std::pair<std::int64_t, double>> bias_by_token) {
-        for (const auto& [token, bias] : bias_by_token) {
-            biases_[token] += bias;
-            raises_ |= bias > 0.0;
-        }
-    }
-    static std::unique_ptr<Bias> ban(std::span<const std::int64_t> tokens) {
-        auto found = std::make_unique<Bias>(std::span<const std::pair<std::int64_t, double>>());
-        for (const auto token : tokens) found->biases_[token] = LOG_ZERO;
-        return found;
-    }
-    void process(Scores scores, const Candidates& candidates) override {
-        for (const auto& [token, bias] : biases_) {
-            if (const auto place = candidates.place(token)) scores[*place] += bias;
-        }
-    }
-    bool may_raise(const Candidates&) const override { return raises_; }
+/// Forbid tokens, if the number of new tokens of a path is in a range.
+LogitsProcessor ban(Ints tokens, std::size_t begin = 0, std::size_t end = SIZE_MAX) {
+    return {[=](Scores scores, const Candidates& candidates) {
+        const std::size_t num_new = candidates.paths.num_new(candidates.node);
+        if (num_new < begin || num_new >= end) return;
+        for (const auto token : tokens) candidates.ban(token, scores);
+    }};
+}
 
-private:
-    std::map<std::int64_t, double> biases_;
-    bool raises_ = false;
-};
+/// Add a constant to some tokens.
+LogitsProcessor bias(std::span<const std::pair<std::int64_t, double>> bias_by_token) {
+    std::map<std::int64_t, double> sums;
+    bool raises = false;
+    for (const auto& [token, added] : bias_by_token) {
+        sums[token] += added;
+        raises |= added > 0.0;
+    }
+    const auto process = [=](Scores scores, const Candidates& candidates) {
+        for (const auto& [token, added] : sums) {
+            if (const auto place = candidates.place(token)) scores[*place] += added;
+        }
+    };
+    return {process, [=](const Candidates&) { return raises; }};
+}
 
-/// Divides positive scores of tokens that prompt or path hold by it, multiplies negative ones.
+/// Divide positive scores of tokens that prompt or path hold by the penalty, multiply negative ones.
 ///
 /// Keskar et al. 2019 (CTRL), section 4.1.
-class RepetitionPenalty final : public LogitsProcessor {
-public:
-    explicit RepetitionPenalty(double penalty) : penalty_(penalty) {}
-    void process(Scores scores, const Candidates& candidates) override {
+LogitsProcessor repetition_penalty(double penalty) {
+    const auto process = [=](Scores scores, const Candidates& candidates) {
         for (const auto& seen : candidates.seen()) {
             double& score = scores[seen.place];
-            score = score < 0.0 ? score * penalty_ : score / penalty_;
+            score = score < 0.0 ? score * penalty : score / penalty;
         }
-    }
-    bool may_raise(const Candidates&) const override { return penalty_ < 1.0; }
+    };
+    return {process, [=](const Candidates&) { return penalty < 1.0; }};
+}
 
-private:
-    double penalty_;
-};
-
-/// Subtracts `presence` from tokens among the new ones, `frequency` for each time.
-class CountPenalty final : public LogitsProcessor {
-public:
-    CountPenalty(double presence, double frequency) : presence_(presence), frequency_(frequency) {}
-    void process(Scores scores, const Candidates& candidates) override {
+/// Subtract `presence` from tokens among the new ones, `frequency` for each time.
+LogitsProcessor count_penalty(double presence, double frequency) {
+    const auto process = [=](Scores scores, const Candidates& candidates) {
         for (const auto& seen : candidates.seen()) {
             if (!seen.new_count) continue;
-            scores[seen.place] -= presence_ + frequency_ * static_cast<double>(seen.new_count);
+            scores[seen.place] -= presence + frequency * static_cast<double>(seen.new_count);
         }
-    }
-    bool may_raise(const Candidates&) const override {
-        return presence_ < 0.0 || frequency_ < 0.0;
-    }
-
-private:
-    double presence_, frequency_;
-};
+    };
+    return {process, [=](const Candidates&) { return presence < 0.0 || frequency < 0.0; }};
+}
 
 /// The tokens that followed each (n-1)-gram of a text.
 class NextTokens {
 public:
     explicit NextTokens(std::size_t size) : size_(size) {}
     /// Learn a text that continues the one that was learned before.
-    void learn(std::span<const std::int64_t> tokens, std::size_t vocab_size) {
+    void learn(IntSpan tokens, std::size_t vocab_size) {
         for (std::size_t end = std::max(num_known_, size_ - 1); end < tokens.size(); ++end) {
             const auto begin = tokens.begin() + static_cast<std::ptrdiff_t>(end + 1 - size_);
             const std::int64_t token = tokens[end];
-            if (static_cast<std::size_t>(token) >= vocab_size) continue;  // no target has it
+            if (at(token) >= vocab_size) continue;  // no target has it
             next_tokens_[Ints(begin, begin + static_cast<std::ptrdiff_t>(size_ - 1))].push_back(
                 token);
         }
@@ -102,110 +87,69 @@ private:
     std::map<Ints, Ints> next_tokens_;
 };
 
-/// Forbids the token that would make an n-gram which prompt and path hold already.
+/// Forbid the token that would make an n-gram which prompt and path hold already.
 ///
 /// The tokens after each (n-1)-gram of the shared ones are kept in a table; the own tokens of a path
 /// are few, and searched.
-class NoRepeatNgram final : public LogitsProcessor {
-public:
-    explicit NoRepeatNgram(std::size_t size) : size_(size), next_tokens_(size) {}
-    void process(Scores scores, const Candidates& candidates) override {
+LogitsProcessor no_repeat_ngram(std::size_t size) {
+    return {[size, known = NextTokens(size)](Scores scores, const Candidates& candidates) mutable {
         const PathTokens& paths = candidates.paths;
-        next_tokens_.learn(paths.shared, candidates.vocab_size);
+        known.learn(paths.shared, candidates.vocab_size);
         const std::size_t num_own = paths.own(candidates.node).size();
-        const Ints recent = paths.tail(candidates.node, num_own + size_ - 1);
-        if (recent.size() < size_ - 1) return;
-        const Ints begun(recent.end() - static_cast<std::ptrdiff_t>(size_ - 1), recent.end());
-        next_tokens_.ban(begun, scores, candidates);
-        for (std::size_t first = 0; first + size_ <= recent.size(); ++first) {
+        const Ints recent = paths.tail(candidates.node, num_own + size - 1);
+        if (recent.size() < size - 1) return;
+        const Ints begun(recent.end() - static_cast<std::ptrdiff_t>(size - 1), recent.end());
+        known.ban(begun, scores, candidates);
+        for (std::size_t first = 0; first + size <= recent.size(); ++first) {
             const auto begin = recent.begin() + static_cast<std::ptrdiff_t>(first);
             if (std::equal(begun.begin(), begun.end(), begin)) {
-                candidates.ban(recent[first + size_ - 1], scores);
+                candidates.ban(recent[first + size - 1], scores);
             }
         }
-    }
+    }};
+}
 
-private:
-    std::size_t size_;
-    NextTokens next_tokens_;
-};
+/// Forbid the token that would make an n-gram of the source, or of the prompt without one.
+LogitsProcessor no_source_ngram(std::size_t size, IntSpan source, std::size_t vocab_size) {
+    NextTokens known(size);
+    known.learn(source, vocab_size);
+    return {[size, known = std::move(known)](Scores scores, const Candidates& candidates) {
+        known.ban(candidates.paths.tail(candidates.node, size - 1), scores, candidates);
+    }};
+}
 
-/// Forbids the token that would make an n-gram of the source, or of the prompt without one.
-class NoSourceNgram final : public LogitsProcessor {
-public:
-    NoSourceNgram(std::size_t size, std::span<const std::int64_t> source, std::size_t vocab_size)
-        : size_(size), next_tokens_(size) {
-        next_tokens_.learn(source, vocab_size);
-    }
-    void process(Scores scores, const Candidates& candidates) override {
-        const Ints begun = candidates.paths.tail(candidates.node, size_ - 1);
-        next_tokens_.ban(begun, scores, candidates);
-    }
-
-private:
-    std::size_t size_;
-    NextTokens next_tokens_;
-};
-
-/// Forbids the last token of a sequence of several if the path ends with those before it.
-class BadWords final : public LogitsProcessor {
-public:
-    explicit BadWords(std::vector<Ints> sequences) : sequences_(std::move(sequences)) {}
-    void process(Scores scores, const Candidates& candidates) override {
-        for (const Ints& sequence : sequences_) {
+/// Forbid the last token of a sequence of several if the path ends with those before it.
+LogitsProcessor bad_words(std::vector<Ints> sequences) {
+    return {[sequences = std::move(sequences)](Scores scores, const Candidates& candidates) {
+        for (const Ints& sequence : sequences) {
             const Ints tail = candidates.paths.tail(candidates.node, sequence.size() - 1);
             const bool is_begun = tail.size() == sequence.size() - 1 &&
                                   std::equal(tail.begin(), tail.end(), sequence.begin());
             if (is_begun) candidates.ban(sequence.back(), scores);
         }
-    }
+    }};
+}
 
-private:
-    std::vector<Ints> sequences_;
-};
-
-/// Forbids tokens if the number of new tokens of a path is in a range.
-class BanByLength final : public LogitsProcessor {
-public:
-    BanByLength(Ints tokens, std::size_t begin, std::size_t end)
-        : tokens_(std::move(tokens)), begin_(begin), end_(end) {}
-    void process(Scores scores, const Candidates& candidates) override {
-        const std::size_t num_new = candidates.paths.num_new(candidates.node);
-        if (num_new < begin_ || num_new >= end_) return;
-        for (const auto token : tokens_) candidates.ban(token, scores);
-    }
-
-private:
-    Ints tokens_;
-    std::size_t begin_, end_;
-};
-
-/// Allows one token alone, with score 0, if a path has a certain length, the prompt included.
-class ForcedToken final : public LogitsProcessor {
-public:
-    ForcedToken(std::int64_t token, std::size_t num_tokens)
-        : token_(token), num_tokens_(num_tokens) {}
-    void process(Scores scores, const Candidates& candidates) override {
-        if (!may_raise(candidates)) return;
-        std::ranges::fill(scores, LOG_ZERO);
-        if (const auto place = candidates.place(token_)) scores[*place] = 0.0;
-    }
-    bool may_raise(const Candidates& candidates) const override {
+/// Allow one token alone, with score 0, if a path has a certain length, the prompt included.
+LogitsProcessor forced_token(std::int64_t token, std::size_t num_tokens) {
+    const auto is_due = [=](const Candidates& candidates) {
         const PathTokens& paths = candidates.paths;
-        return paths.num_new(candidates.node) + paths.num_prompt == num_tokens_;
-    }
-
-private:
-    std::int64_t token_;
-    std::size_t num_tokens_;
-};
+        return paths.num_new(candidates.node) + paths.num_prompt == num_tokens;
+    };
+    const auto process = [=](Scores scores, const Candidates& candidates) {
+        if (!is_due(candidates)) return;
+        std::ranges::fill(scores, LOG_ZERO);
+        if (const auto place = candidates.place(token)) scores[*place] = 0.0;
+    };
+    return {process, is_due};
+}
 
 /// Whisper's rules for times, which are the tokens after `<|notimestamps|>`.
 ///
 /// They come in pairs, except the first of a path and one before its end, and never decrease; a path
 /// begins with one. If all times together are more probable than the most probable other token, one
 /// of them follows (Radford et al. 2022, section 3.8 and their code).
-class Timestamps final : public LogitsProcessor {
+class Timestamps {
 public:
     explicit Timestamps(const DecodingConfig& config)
         : first_(*config.no_timestamps_token_id + 1),
@@ -216,12 +160,10 @@ public:
             end_ = std::ranges::min(*config.eos_token_id);
         }
     }
-    void process(Scores scores, const Candidates& candidates) override {
+    void operator()(Scores scores, const Candidates& candidates) const {
         forbid(candidates, scores);
         prefer_times(candidates, scores);
     }
-    /// Every time counts, also one that a top-k head has left out.
-    bool may_raise(const Candidates&) const override { return true; }
 
 private:
     /// The scores of tokens `begin` to `end - 1`; no end: of all from there.
@@ -286,57 +228,44 @@ private:
     std::int64_t end_;  // below it are tokens of texts
 };
 
-std::vector<std::unique_ptr<LogitsProcessor>> word_bans(const DecodingConfig& config) {
-    std::vector<std::unique_ptr<LogitsProcessor>> found;
-    Ints single;
-    std::vector<Ints> longer;
-    for (const Ints& word : config.bad_words_ids) {
-        if (word.size() == 1) single.push_back(word[0]);
-        if (word.size() > 1) longer.push_back(word);
-    }
-    if (!single.empty()) found.push_back(Bias::ban(single));
-    if (!longer.empty()) found.push_back(std::make_unique<BadWords>(std::move(longer)));
-    return found;
-}
-
 }  // namespace
 
-std::vector<std::unique_ptr<LogitsProcessor>> processors_of(const DecodingConfig& config,
-                                                            std::size_t num_prompt,
-                                                            std::size_t vocab_size,
-                                                            std::span<const std::int64_t> source) {
-    std::vector<std::unique_ptr<LogitsProcessor>> found;
-    const auto add = [&]<class T>(std::unique_ptr<T> each) { found.push_back(std::move(each)); };
-    if (!config.logit_bias.empty()) add(std::make_unique<Bias>(config.logit_bias));
-    if (config.repetition_penalty != 1.0) {
-        add(std::make_unique<RepetitionPenalty>(config.repetition_penalty));
-    }
+std::vector<LogitsProcessor> processors_of(const DecodingConfig& config, std::size_t num_prompt,
+                                           std::size_t vocab_size, IntSpan source) {
+    std::vector<LogitsProcessor> found;
+    const auto add = [&](LogitsProcessor each) { found.push_back(std::move(each)); };
+    if (!config.logit_bias.empty()) add(bias(config.logit_bias));
+    if (config.repetition_penalty != 1.0) add(repetition_penalty(config.repetition_penalty));
     if (config.presence_penalty != 0.0 || config.frequency_penalty != 0.0) {
-        add(std::make_unique<CountPenalty>(config.presence_penalty, config.frequency_penalty));
+        add(count_penalty(config.presence_penalty, config.frequency_penalty));
     }
-    if (config.no_repeat_ngram_size) {
-        add(std::make_unique<NoRepeatNgram>(config.no_repeat_ngram_size));
-    }
+    if (config.no_repeat_ngram_size) add(no_repeat_ngram(config.no_repeat_ngram_size));
     if (const std::size_t size = config.encoder_no_repeat_ngram_size) {
-        add(std::make_unique<NoSourceNgram>(size, source, vocab_size));
+        add(no_source_ngram(size, source, vocab_size));
     }
-    for (auto& each : word_bans(config)) add(std::move(each));
+    Ints words;
+    std::vector<Ints> sequences;
+    for (const Ints& word : config.bad_words_ids) {
+        if (word.size() == 1) words.push_back(word[0]);
+        if (word.size() > 1) sequences.push_back(word);
+    }
+    if (!words.empty()) add(ban(words));
+    if (!sequences.empty()) add(bad_words(std::move(sequences)));
     if (config.min_new_tokens && config.eos_token_id && !config.eos_token_id->empty()) {
-        add(std::make_unique<BanByLength>(*config.eos_token_id, 0, config.min_new_tokens));
+        add(ban(*config.eos_token_id, 0, config.min_new_tokens));
     }
-    if (config.forced_bos_token_id) {
-        add(std::make_unique<ForcedToken>(*config.forced_bos_token_id, 1));
-    }
+    if (config.forced_bos_token_id) add(forced_token(*config.forced_bos_token_id, 1));
     if (config.forced_eos_token_id) {
-        add(std::make_unique<ForcedToken>(*config.forced_eos_token_id,
-                                          num_prompt + config.max_new_tokens - 1));
+        add(forced_token(*config.forced_eos_token_id, num_prompt + config.max_new_tokens - 1));
     }
-    if (!config.suppress_tokens.empty()) add(Bias::ban(config.suppress_tokens));
+    if (!config.suppress_tokens.empty()) add(ban(config.suppress_tokens));
     if (!config.begin_suppress_tokens.empty()) {
         const std::size_t first = config.forced_bos_token_id && num_prompt == 1;
-        add(std::make_unique<BanByLength>(config.begin_suppress_tokens, first, first + 1));
+        add(ban(config.begin_suppress_tokens, first, first + 1));
     }
-    if (config.no_timestamps_token_id) add(std::make_unique<Timestamps>(config));
+    // Every time counts, also one that a top-k head has left out.
+    const auto may_raise = [](const Candidates&) { return true; };
+    if (config.no_timestamps_token_id) add({Timestamps(config), may_raise});
     return found;
 }
 

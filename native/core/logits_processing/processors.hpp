@@ -5,21 +5,21 @@
 // log-probabilities.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
-#include <memory>
-#include <span>
-#include <vector>
-
 #include "config.hpp"
 #include "logits_processing/candidates.hpp"
 
 namespace dsbd {
 
+/// A deterministic function of the path that changes the scores of the next token.
+struct LogitsProcessor {
+    /// Change the scores, (n,).
+    std::function<void(std::span<double> scores, const Candidates&)> process;
+    /// Whether a score may rise: candidates that a top-k head left out may then overtake others.
+    std::function<bool(const Candidates&)> may_raise = [](const Candidates&) { return false; };
+};
+
 /// Return processors in transformers' order; source: its tokens, or else the prompt's.
-std::vector<std::unique_ptr<LogitsProcessor>> processors_of(const DecodingConfig& config,
-                                                            std::size_t num_prompt,
-                                                            std::size_t vocab_size,
-                                                            std::span<const std::int64_t> source);
+std::vector<LogitsProcessor> processors_of(const DecodingConfig& config, std::size_t num_prompt,
+                                           std::size_t vocab_size, IntSpan source);
 
 }  // namespace dsbd

@@ -1,15 +1,10 @@
 // Distributions of a request with processors or a constraint.
 #include "logits_processing/request_processing.hpp"
 
-#include <algorithm>
 #include <cmath>
-#include <numeric>
 
 #include "error.hpp"
 #include "logits.hpp"
-#include "logits_processing/constraint.hpp"
-#include "logits_processing/processors.hpp"
-#include "numbers.hpp"
 
 namespace dsbd {
 namespace {
@@ -34,12 +29,12 @@ void reorder(std::vector<T>& entries, const Columns& order) {
 }  // namespace
 
 RequestProcessing::RequestProcessing(const DecodingConfig& config, const Constraint* constraint,
-                                     std::span<const std::int64_t> prompt_ids,
-                                     std::size_t vocab_size,
-                                     std::optional<std::span<const std::int64_t>> source)
+                                     IntSpan prompt_ids, std::size_t vocab_size,
+                                     std::optional<IntSpan> source)
     : warp_(Warp::of(config)),
       processes_log_probs_(warp_.is_raw && config.num_beams > 1),
-      processors_(processors_of(config, prompt_ids.size(), vocab_size, source.value_or(prompt_ids))),
+      processors_(
+          processors_of(config, prompt_ids.size(), vocab_size, source.value_or(prompt_ids))),
       paths_(prompt_ids, vocab_size) {
     if (constraint) constraint_.emplace(*constraint, prompt_ids, sorted_eos(config));
 }
@@ -50,34 +45,29 @@ std::vector<PathStates*> RequestProcessing::path_states() {
     return found;
 }
 
-void RequestProcessing::append(const Logits& logits, std::span<const std::int64_t> nodes,
-                               bool is_draft, TokenDistributions& known) {
+void RequestProcessing::append(const Logits& logits, IntSpan nodes, bool is_draft,
+                               TokenDistributions& known) {
     std::vector<AllowedAfter> allowed;
     for (const auto node : nodes) allowed.push_back(allowed_after(node));
-    for (std::size_t row = 0; row < nodes.size(); ++row) {
-        const double normalizer = log_normalizer(logits, row);
-        append_row({logits, row, nodes[row], allowed[row], normalizer, is_draft}, known);
+    for (std::size_t i = 0; i < nodes.size(); ++i) {
+        const Row row{logits, i, nodes[i], allowed[i], log_normalizer(logits, i), is_draft};
+        const bool reads_all = logits.values || (allowed[i].is_listed && has_full(logits));
+        if (reads_all || !append_top_row(row, known)) append_full_row(row, known);
     }
-}
-
-void RequestProcessing::append_row(const Row& row, TokenDistributions& known) {
-    const bool is_listed = row.allowed.is_listed && has_full(row.logits);
-    if (row.logits.values || is_listed || !append_top_row(row, known)) append_full_row(row, known);
 }
 
 void RequestProcessing::append_full_row(const Row& row, TokenDistributions& known) {
     const auto logits = full_row(row.logits, row.index);
-    std::optional<std::span<const std::int64_t>> listed;
+    std::optional<IntSpan> listed;
     if (row.allowed.is_listed) {
         listed = row.allowed.tokens;
         scores_.clear();
         for (const auto token : *listed) {
-            scores_.push_back(logits[static_cast<std::size_t>(token)]);
+            scores_.push_back(logits[at(token)]);
         }
     } else {
         scores_.assign(logits.begin(), logits.end());
-        tokens_.resize(logits.size());
-        std::iota(tokens_.begin(), tokens_.end(), std::int64_t{0});
+        count_up(tokens_, logits.size());
     }
     process_scores({paths_, row.node, listed, vocab_size()}, row.normalizer);
     append_processed(listed.value_or(tokens_), known);
@@ -88,11 +78,17 @@ void RequestProcessing::read_top_row(const Row& row) {
     tokens_.resize(row.logits.num_top);
     scores_.resize(tokens_.size());
     most_probable(row.logits, row.index, 0, tokens_.data(), scores_.data());
-    Columns order(tokens_.size());
-    std::iota(order.begin(), order.end(), std::uint32_t{0});
+    sort_by_token();
+}
+
+/// Sort the tokens, and the scores with them, by id; return where each was before.
+Columns RequestProcessing::sort_by_token() {
+    Columns order;
+    count_up(order, tokens_.size());
     std::ranges::sort(order, {}, [&](std::uint32_t place) { return tokens_[place]; });
     reorder(tokens_, order);
     reorder(scores_, order);
+    return order;
 }
 
 /// Replace the tokens by listed ones; a token that was left out has the least of the scores.
@@ -140,7 +136,7 @@ bool RequestProcessing::append_top_row(const Row& row, TokenDistributions& known
 
 bool RequestProcessing::may_raise(const Candidates& candidates) const {
     return std::ranges::any_of(processors_,
-                               [&](const auto& each) { return each->may_raise(candidates); });
+                               [&](const auto& each) { return each.may_raise(candidates); });
 }
 
 /// Process scores, log-probabilities in a beam search; write raw log-probabilities.
@@ -148,18 +144,17 @@ void RequestProcessing::process_scores(const Candidates& candidates, double norm
     raw_.resize(scores_.size());
     std::ranges::transform(scores_, raw_.begin(), [&](double score) { return score - normalizer; });
     if (processes_log_probs_) scores_ = raw_;
-    for (const auto& processor : processors_) processor->process(scores_, candidates);
+    for (auto& processor : processors_) processor.process(scores_, candidates);
     if (warp_.is_raw && !processes_log_probs_) {
         for (double& score : scores_) score -= normalizer;
     }
 }
 
 /// Append the warped distribution over the candidates that can be drawn.
-void RequestProcessing::append_processed(std::span<const std::int64_t> tokens,
-                                         TokenDistributions& known) {
+void RequestProcessing::append_processed(IntSpan tokens, TokenDistributions& known) {
     if (warp_.top_k) {
         static thread_local Columns best;
-        largest_columns(std::span<const double>(scores_), warp_.top_k, best);
+        largest_columns(FloatSpan(scores_), warp_.top_k, best);
         std::ranges::stable_sort(best, std::greater<>(), [&](std::uint32_t i) { return scores_[i]; });
         reorder(scores_, best);
         reorder(raw_, best);
@@ -182,7 +177,7 @@ AllowedAfter RequestProcessing::allowed_after(std::int64_t node) const {
     auto found = AllowedAfter::after(node, constraint_ ? &*constraint_ : nullptr);
     if (found.tokens.empty()) return found;
     const auto [lowest, highest] = std::ranges::minmax(found.tokens);
-    if (lowest < 0 || static_cast<std::size_t>(highest) >= vocab_size()) {
+    if (lowest < 0 || at(highest) >= vocab_size()) {
         throw Error(constraint_->constraint.name() + " allows token ids from " +
                     std::to_string(lowest) + " to " + std::to_string(highest) +
                     "; expected 0 to " + std::to_string(vocab_size() - 1) +
@@ -193,29 +188,23 @@ AllowedAfter RequestProcessing::allowed_after(std::int64_t node) const {
 
 bool RequestProcessing::ends_next(std::int64_t node, const AllowedAfter& allowed) const {
     if (!constraint_) return false;
-    const auto state = constraint_->states[static_cast<std::size_t>(node)];
+    const auto state = constraint_->of(node);
     return allowed.num_listed == 0 || constraint_->constraint.ends_next(state);
 }
 
-void RequestProcessing::process(std::int64_t node, std::span<const std::int64_t> tokens,
-                                std::span<double> log_probs) {
-    Columns order(tokens.size());
-    std::iota(order.begin(), order.end(), std::uint32_t{0});
-    std::ranges::sort(order, {}, [&](std::uint32_t place) { return tokens[place]; });
+void RequestProcessing::process(std::int64_t node, IntSpan tokens, std::span<double> log_probs) {
     tokens_.assign(tokens.begin(), tokens.end());
     scores_.assign(log_probs.begin(), log_probs.end());
-    reorder(tokens_, order);
-    reorder(scores_, order);
+    const Columns order = sort_by_token();
     const Candidates candidates(paths_, node, tokens_, vocab_size());
-    for (const auto& processor : processors_) processor->process(scores_, candidates);
+    for (auto& processor : processors_) processor.process(scores_, candidates);
     const AllowedAfter allowed = allowed_after(node);
     for (std::size_t i = 0; i < order.size(); ++i) {
         log_probs[order[i]] = allowed.allows(tokens_[i]) ? scores_[i] : LOG_ZERO;
     }
 }
 
-void RequestProcessing::check_continues(std::span<const std::int64_t> nodes,
-                                        std::size_t num_candidates) const {
+void RequestProcessing::check_continues(IntSpan nodes, std::size_t num_candidates) const {
     for (const auto node : nodes) {
         if (!constraint_ || !AllowedAfter::after(node, &*constraint_).tokens.empty()) continue;
         throw Error(constraint_->constraint.name() +

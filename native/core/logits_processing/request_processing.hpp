@@ -4,20 +4,13 @@
 // drawn are kept, so that a node under a tight constraint costs a few entries and not a vocabulary.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
-#include <memory>
-#include <optional>
-#include <span>
-#include <string>
-#include <vector>
-
 #include "config.hpp"
 #include "distribution.hpp"
-#include "forward.hpp"
 #include "logits_processing/allowed_after.hpp"
 #include "logits_processing/candidates.hpp"
+#include "logits_processing/processors.hpp"
 #include "logits_processing/path_states.hpp"
+#include "numbers.hpp"
 #include "warp.hpp"
 
 namespace dsbd {
@@ -28,8 +21,8 @@ public:
     /// Begin a request that `processes_logits`. constraint: null: none. source: the tokens of its
     /// source; none: it has no source.
     RequestProcessing(const DecodingConfig& config, const Constraint* constraint,
-                      std::span<const std::int64_t> prompt_ids, std::size_t vocab_size,
-                      std::optional<std::span<const std::int64_t>> source = std::nullopt);
+                      IntSpan prompt_ids, std::size_t vocab_size,
+                      std::optional<IntSpan> source = std::nullopt);
 
     std::vector<PathStates*> path_states();
     bool has_constraint() const { return constraint_.has_value(); }
@@ -38,8 +31,7 @@ public:
     /// Append the distributions after nodes to `known`; `logits`: of these, one row each.
     ///
     /// is_draft: whether tokens that a top-k head left out, and that cannot be read, may stay out.
-    void append(const Logits& logits, std::span<const std::int64_t> nodes, bool is_draft,
-                TokenDistributions& known);
+    void append(const Logits& logits, IntSpan nodes, bool is_draft, TokenDistributions& known);
 
     /// Return what the constraint allows after a node; Error: a token outside the vocabulary.
     AllowedAfter allowed_after(std::int64_t node) const;
@@ -47,10 +39,9 @@ public:
     bool ends_next(std::int64_t node, const AllowedAfter& allowed) const;
     /// Turn log-probabilities of a draft without a model, (n,), of distinct tokens after a node, into
     /// processed ones, -inf if a token is forbidden.
-    void process(std::int64_t node, std::span<const std::int64_t> tokens,
-                 std::span<double> log_probs);
+    void process(std::int64_t node, IntSpan tokens, std::span<double> log_probs);
     /// Error: nothing may follow one of `nodes`, or any beam.
-    void check_continues(std::span<const std::int64_t> nodes, std::size_t num_candidates) const;
+    void check_continues(IntSpan nodes, std::size_t num_candidates) const;
 
 private:
     /// A row at hand: the logits after a node, and what may follow it.
@@ -62,20 +53,20 @@ private:
         double normalizer;
         bool is_draft;
     };
-    void append_row(const Row& row, TokenDistributions& known);
     /// Append the distribution of the tokens that a top-k head returned; false: others may matter.
     bool append_top_row(const Row& row, TokenDistributions& known);
     void append_full_row(const Row& row, TokenDistributions& known);
     void read_top_row(const Row& row);
+    Columns sort_by_token();
     void look_up(const Ints& listed);
     bool may_raise(const Candidates& candidates) const;
     void process_scores(const Candidates& candidates, double normalizer);
-    void append_processed(std::span<const std::int64_t> tokens, TokenDistributions& known);
+    void append_processed(IntSpan tokens, TokenDistributions& known);
     std::string new_tokens(std::int64_t node) const;
 
     Warp warp_;
     bool processes_log_probs_;
-    std::vector<std::unique_ptr<LogitsProcessor>> processors_;
+    std::vector<LogitsProcessor> processors_;
     PathTokens paths_;
     std::optional<ConstraintStates> constraint_;
     // Of the row at hand, by candidate; the scores are processed ones in the end.
