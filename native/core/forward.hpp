@@ -39,9 +39,9 @@ void count_up(std::vector<T>& numbers, std::size_t size, std::type_identity_t<T>
 }
 
 /// Return the entries in these places.
-template <class T, class Places>
-std::vector<T> entries_at(const std::vector<T>& entries, const Places& places) {
-    std::vector<T> found;
+template <class Entries, class Places>
+auto entries_at(const Entries& entries, const Places& places) {
+    std::vector<typename Entries::value_type> found;
     found.reserve(places.size());
     for (const auto place : places) found.push_back(entries[static_cast<std::size_t>(place)]);
     return found;

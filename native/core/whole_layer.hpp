@@ -67,6 +67,7 @@ private:
 template <class T>
 class Column {
 public:
+    using value_type = T;
     using Entry = T (WholeLayer::*)(std::size_t) const;
 
     Column() = default;

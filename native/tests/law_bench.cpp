@@ -62,7 +62,7 @@ public:
         dsbd::JointDistribution joint = known_.joint(nodes_, weights_, {});
         if (kind == "draft") return gumbel_.propose(joint, NUM_DRAWS, DEPTH);
         if (kind == "scores") {
-            const auto scores = rule_.draft_scores(joint, DEPTH);
+            const auto scores = rule_->draft_scores(joint, DEPTH);
             return numbers(joint, dsbd::best_candidates(scores, NUM_DRAWS));
         }
         if (kind == "joint") return joint.best(NUM_DRAWS);
@@ -89,8 +89,8 @@ private:
     dsbd::LayerBuilder builder_{forest_, hypotheses_, false};
     dsbd::DecodingConfig config_ = dsbd::decoding_config(R"({"draft_beams": 5})");
     dsbd::GumbelCoupling gumbel_{forest_, false};
-    dsbd::SampleRule rule_{config_, builder_,
-                           std::make_unique<dsbd::GumbelCoupling>(forest_, false)};
+    std::unique_ptr<dsbd::SelectionRule> rule_ = dsbd::sample_rule(
+        config_, builder_, std::make_unique<dsbd::GumbelCoupling>(forest_, false));
     dsbd::RandomGenerator random_{7};
     dsbd::RejectionCoupling rejection_{random_, false};
     dsbd::Ints nodes_;
