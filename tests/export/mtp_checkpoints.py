@@ -48,7 +48,7 @@ def head_tensors(family, stored):
     return own, layer
 
 
-def with_head(family, folder: Path, num_files=1):
+def with_head(family, folder: Path, num_files=1, *, is_tied=False):
     """Write the checkpoint of a family with a head; return its folder."""
     write_family_checkpoint(family, folder)
     stored = load_file(folder / FILE)
@@ -61,6 +61,10 @@ def with_head(family, folder: Path, num_files=1):
     if start.startswith("model.layers."):  # copies, as such checkpoints have them
         stored[f"{start}embed_tokens.weight"] = stored["model.embed_tokens.weight"].clone()
         stored[f"{start}shared_head.head.weight"] = stored["lm_head.weight"].clone()
+    if is_tied:
+        del stored["lm_head.weight"]
+        content = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(content | {"tie_word_embeddings": True}))
     write_files(folder, stored, num_files)
     return folder
 
