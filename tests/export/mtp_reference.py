@@ -141,7 +141,7 @@ class Reference:
         return normed * (weight + self.is_centered)
 
     def _rotated(self, rows, *, is_interleaved=False):
-        """Rotate pairs of the first r (and, if r is odd, one more) of row p by p * theta^(-2i/r)."""
+        """Rotate pairs of the first r of D numbers of row p by p * theta^(-2i/r)."""
         rope = self.config["rope_parameters"]
         rope = rope.get("sliding_attention", rope)
         size = int(rows.shape[-1] * rope.get("partial_rotary_factor", 1.0))

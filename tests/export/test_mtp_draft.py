@@ -10,13 +10,12 @@ from safetensors.torch import load_file, save_file
 
 from dsbd_export.checkpoints.model_loading import load_model
 from dsbd_export.config import DraftConfig, ExportConfig, ModelOptions
-from dsbd_export.draft_export import export_draft
 from dsbd_export.errors import ExportError
 from dsbd_export.feature_draft.multi_token import MtpSource, read_mtp_draft
 from dsbd_export.feature_draft.source import feature_logits
 from dsbd_export.gate.parity_engine import parity_engine
 from dsbd_export.gate.unwritten_bundle import unwritten_bundle
-from dsbd_export.opening import kind_of, open_checkpoint
+from dsbd_export.opening import kind_of, open_checkpoint, open_draft
 from dsbd_export.pipeline import export_bundle, export_model
 from dsbd_export.progress import silent
 from dsbd_ort.pipeline import Pipeline
@@ -179,7 +178,6 @@ def test_an_adapter_of_the_head_is_refused(tmp_path):
     )
 
 
-def test_a_bundle_has_no_head_to_add(exported):
-    config = DraftConfig(bundle=exported.config.output, draft="mtp")
-    with pytest.raises(ExportError, match="a part of the target's checkpoint, which .* lacks"):
-        export_draft(config, report=silent)
+def test_a_bundle_has_no_head_to_add(tmp_path):
+    with pytest.raises(ExportError, match=r"a part of the target's checkpoint, which .* lacks"):
+        open_draft(DraftConfig(bundle=tmp_path, draft="mtp"))
