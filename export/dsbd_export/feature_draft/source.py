@@ -92,7 +92,7 @@ def feature_logits(
 
 
 def rolled_out(
-    draft: Any, tokens: Tensor, features: Tensor, new_cache: Callable[[], Any]
+    draft: Any, tokens: Tensor, features: Tensor, new_cache: Callable[[], Any] = lambda: None
 ) -> Tensor:
     """Return the head's input along one path, (n, H), with own features after the given ones.
 
