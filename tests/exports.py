@@ -13,7 +13,11 @@ from scripts.speech_checkpoint import write_whisper
 
 
 def export_quietly(
-    captures: SharedCaptures, output: Path, target: Path, draft: Path | None = None, **options: Any
+    captures: SharedCaptures,
+    output: Path,
+    target: Path,
+    draft: Path | str | None = None,
+    **options: Any,
 ) -> Path:
     """Export a pair, or a target alone, with what was captured before; return ``output``."""
     sources = {"target": str(target), "draft": None if draft is None else str(draft)}

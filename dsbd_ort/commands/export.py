@@ -48,7 +48,8 @@ class ExportArguments:
         section=_MODELS,
         target="Checkpoint folder, hub id or GGUF file of the large model.",
         adapter="Adapter (PEFT) folder or hub id, merged into the target.",
-        draft="Checkpoint folder, hub id or GGUF file of the small model; may be added later.",
+        draft="Checkpoint folder, hub id or GGUF file of the small model; may be added later. Or "
+        "mtp: the head for multi-token prediction in the target's checkpoint.",
         draft_adapter="Adapter that is merged into the draft.",
         draft_vocab=option(
             metavar="32768",

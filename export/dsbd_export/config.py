@@ -310,7 +310,9 @@ class ExportConfig(DraftedOptions):
     target: str  # folder or Hugging Face hub id of the target checkpoint
     # folder or hub id of an adapter (PEFT) that is merged into the target; None: none
     adapter: str | None = None
-    draft: str | None = None  # folder or hub id of the draft; None for a bundle without one
+    # folder or hub id of the draft, or "mtp" for the head in the target's checkpoint, see
+    # ``multi_token``; None for a bundle without a draft
+    draft: str | None = None
     # weight compression of the draft; None for that of the target
     draft_quantize: str | None = None
     # whether the target's engine also returns hidden states, for a feature draft; it does in any

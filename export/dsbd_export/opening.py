@@ -36,7 +36,7 @@ from dsbd_export.feature_draft.checkpoint import (
     paired_features,
     read_feature_draft,
 )
-from dsbd_export.feature_draft.source import FeatureDraftSource
+from dsbd_export.feature_draft.multi_token import MTP, mtp_or_feature_source, read_mtp_draft
 from dsbd_export.given_prompt.checkpoint import (
     GivenCheckpoint,
     carries_adapter,
@@ -80,7 +80,7 @@ KINDS = (
         recognizes=has_feature_draft,
         read=read_feature_draft,
         has=lambda checkpoint: isinstance(checkpoint, FeatureDraftCheckpoint),
-        source=FeatureDraftSource,
+        source=mtp_or_feature_source,
         check=check_features_pair,
         paired=paired_features,
         added=added_features,
@@ -149,10 +149,10 @@ def check_form(checkpoint: Checkpoint, options: ModelOptions) -> None:
 def open_pair(options: ExportConfig) -> tuple[Checkpoint, Checkpoint | None]:
     """Find the target and the draft, if one is given, and read their configs, not weights."""
     sources = {"target": options.target}
-    if options.draft is not None:
+    if options.draft not in (None, MTP):
         sources["draft"] = options.draft
     opened = _opened(sources, options)
-    draft = opened.get("draft")
+    draft = read_mtp_draft(opened["target"]) if options.draft == MTP else opened.get("draft")
     if draft is not None:
         draft = _adapted(draft, options.draft_adapter)
     return _adapted(opened["target"], options.adapter), draft
@@ -165,6 +165,11 @@ def open_target(source: str, options: ModelOptions) -> Checkpoint:
 
 def open_draft(options: DraftConfig) -> Checkpoint:
     """Find the draft and read its config, not its weights."""
+    if options.draft == MTP:
+        raise ExportError(
+            f"draft={MTP!r} is a part of the target's checkpoint, which {options.bundle} lacks; "
+            f"export both together, with --target and --draft {MTP}"
+        )
     return _adapted(_opened({"draft": options.draft}, options)["draft"], options.draft_adapter)
 
 

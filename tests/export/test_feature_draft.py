@@ -104,14 +104,13 @@ def published(name, targets, tmp_path):
     return options, target, draft, Reference(folder, VOCAB_SIZE, **shared)
 
 
-def check_trees(logits_of, target, draft, reference):
+def check_trees(logits_of, features_of, reference):
     """Compare the tree after sequences of several lengths with the reference, path by path."""
     rng = np.random.default_rng(3)
     for num_tokens in (1, 2, 40):
         drawn = rng.integers(0, VOCAB_SIZE, num_tokens + len(TREE_PARENTS))
         tokens, node_ids = torch.from_numpy(drawn[:num_tokens]), drawn[num_tokens:]
-        layers = draft.features.target_layers(NUM_LAYERS)
-        features = features_of_target(target, layers, tokens)
+        features = features_of(tokens)
         case = case_after(tokens, features, node_ids)
         found = logits_of(case)
         for node in (3, 4, 5, 6):  # the leaves
@@ -127,7 +126,9 @@ def test_the_module_is_the_published_draft(name, targets, tmp_path):
     assert draft.features.target_layers(NUM_LAYERS) == LAYERS.get(name, (2, 3, 4))
     assert (draft.family, draft.context_length) == ("eagle3", target.context_length)
     module = load_feature_draft(draft)
-    check_trees(partial(feature_logits, module), target, draft, reference)
+    layers = draft.features.target_layers(NUM_LAYERS)
+    features_of = partial(features_of_target, target, layers)
+    check_trees(partial(feature_logits, module), features_of, reference)
 
 
 @pytest.mark.parametrize("name", EXPORTED)
@@ -137,7 +138,8 @@ def test_the_graph_is_the_published_draft(name, targets, captures, tmp_path):
     entry = export_model(draft, tmp_path, options, silent, captures)
     assert entry.parity.max_abs_error < entry.parity.limit == 1e-4
     with parity_engine(unwritten_bundle(tmp_path, "draft", entry), "draft") as engine:
-        check_trees(engine.logits, target, draft, reference)
+        layers = draft.features.target_layers(NUM_LAYERS)
+        check_trees(engine.logits, partial(features_of_target, target, layers), reference)
 
 
 @pytest.mark.parametrize("num_top", [8, NUM_DRAFT + 30])

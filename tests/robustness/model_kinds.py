@@ -17,6 +17,7 @@ from scripts.shared_captures import SharedCaptures
 from tests.encoder_decoder_pair import LANGUAGES, exported, exported_translator
 from tests.export.conftest import SIZES
 from tests.export.feature_checkpoints import write_library, written
+from tests.export.mtp_checkpoints import with_head
 from tests.exports import export_quietly, family_pair
 from tests.made_once import made_once
 from tests.robustness.demo_requests import Texts
@@ -94,6 +95,12 @@ def eagle3(captures: SharedCaptures, folder: Path, **options: str) -> Path:
     return folder
 
 
+def with_mtp(family: str, captures: SharedCaptures, folder: Path, **options: str) -> Path:
+    target = with_head(family, folder / "target")
+    export_quietly(captures, folder / "bundle", target, "mtp", **options)
+    return folder
+
+
 def sources(target: str, draft: str) -> Make:
     return lambda captures, to: exported(target, draft, captures, to)
 
@@ -118,6 +125,15 @@ MODEL_KINDS = {
     "no draft": ModelKind("tiny-draftless", tiny_draftless, BYTE_TEXTS, is_long=False),
     "EAGLE-3": ModelKind("eagle3", eagle3),
     "EAGLE-3 in int8": ModelKind("eagle3-int8", functools.partial(eagle3, quantize="int8-dynamic")),
+    "MTP of a hybrid": ModelKind(
+        "mtp-qwen3_5", functools.partial(with_mtp, "qwen3_5"), is_long=False
+    ),
+    "MTP of latent attention": ModelKind(
+        "mtp-deepseek_v3", functools.partial(with_mtp, "deepseek_v3", logits="topk:64")
+    ),
+    "MTP with a window in int8": ModelKind(
+        "mtp-mimo", functools.partial(with_mtp, "mimo_v2_flash", quantize="int8-dynamic")
+    ),
     "windows and sinks in int8": families(
         "granite_swa", "mistral", quantize="int8-dynamic", is_long=False
     ),

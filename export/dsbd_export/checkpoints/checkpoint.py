@@ -1,9 +1,10 @@
 """Checkpoint: description of a model before its weights are read."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -63,6 +64,10 @@ class Checkpoint:
     def names_proposed(self) -> bool:
         """Return whether its weights name the tokens that it proposes, so that options may not."""
         return False
+
+    def read_from(self, stored: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the readers of its weights, by the names of its model, of those in its files."""
+        return stored
 
     @property
     def shares_encoder(self) -> bool:

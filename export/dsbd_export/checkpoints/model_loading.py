@@ -39,14 +39,19 @@ from dsbd_export.progress import Counter, Report, silent
 
 
 def load_model(
-    checkpoint: Checkpoint, dtype: str = "fp32", report: Report = silent
+    checkpoint: Checkpoint,
+    dtype: str = "fp32",
+    report: Report = silent,
+    model_class: Any = None,
 ) -> PreTrainedModel:
     """Return the unmodified transformers model in evaluation mode, its weights in ``dtype``.
+
+    model_class: None for the one that transformers has for its config.
 
     Parts that read no text are omitted; constants that follow from the config stay in fp32.
     """
     with quiet_libraries(), _as_loading_errors(checkpoint):
-        model, info = _load(checkpoint, TORCH_DTYPES[dtype], report)
+        model, info = _load(checkpoint, TORCH_DTYPES[dtype], report, model_class)
     if missing := sorted(info["missing_keys"]):
         raise ExportError(
             f"the {checkpoint.role} at {checkpoint.source} lacks {len(missing)} weights, the first "
@@ -96,13 +101,13 @@ def _as_loading_errors(checkpoint: Checkpoint) -> Iterator[None]:
 
 
 def _load(
-    checkpoint: Checkpoint, dtype: torch.dtype, report: Report
+    checkpoint: Checkpoint, dtype: torch.dtype, report: Report, model_class: Any
 ) -> tuple[PreTrainedModel, dict[str, Any]]:
     """Return the model and the loading info of transformers, which lists missing weights."""
     options: dict[str, Any] = {"output_loading_info": True, "local_files_only": True}
     as_stored = checkpoint.composite or checkpoint.config
     config = plain_config(as_stored)
-    model_class = model_class_of(config)
+    model_class = model_class or model_class_of(config)
 
     def load(source: Path | None = None, **more: Any) -> tuple[PreTrainedModel, dict[str, Any]]:
         found: tuple[PreTrainedModel, dict[str, Any]]
@@ -121,7 +126,7 @@ def _load(
     has_own_code = checkpoint.trust_remote_code and hasattr(config, "auto_map")
     if model_class and not has_own_code and safetensors_files(checkpoint.folder):
         with open_weights(checkpoint.folder) as weights:
-            plain = plain_weights(weights, as_stored)
+            plain = checkpoint.read_from(plain_weights(weights, as_stored))
             loaded = load(config=config, state_dict=plain)
             check_plain(loaded[0], as_stored, plain, loaded[1]["unexpected_keys"])
         return loaded

@@ -13,9 +13,10 @@ gate compares them on random features.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dsbd_export.capture.caches import RecordingCache
 from dsbd_export.capture.forest_graph import (
     NODES,
     Axis,
@@ -33,13 +35,11 @@ from dsbd_export.capture.forest_graph import (
     ForestGraph,
     Hook,
 )
-from dsbd_export.capture.replacements import fix_rope, take_over_attention
 from dsbd_export.checkpoints.checkpoint import Checkpoint
 from dsbd_export.checkpoints.checkpoint_files import TORCH_DTYPES
-from dsbd_export.checkpoints.families import AttentionForm
 from dsbd_export.config import ModelOptions
 from dsbd_export.feature_draft.checkpoint import FeatureDraftCheckpoint
-from dsbd_export.feature_draft.model import FeatureDraft, load_feature_draft
+from dsbd_export.feature_draft.model import load_feature_draft
 from dsbd_export.model_source import ModelSource
 from dsbd_export.parity_cases import TREE, ComputeIn, ForestCase, forest_cases, prefill_case
 from dsbd_export.progress import Report
@@ -68,8 +68,13 @@ def feature_cases(checkpoint: FeatureDraftCheckpoint) -> list[ForestCase]:
 
 
 @torch.no_grad()
-def feature_logits(draft: FeatureDraft, case: ForestCase) -> NDArray[Any]:
-    """Return (R, V) float32: each node's logits, computed along its path alone."""
+def feature_logits(
+    draft: Any, case: ForestCase, new_cache: Callable[[], Any] = lambda: None
+) -> NDArray[Any]:
+    """Return (R, V) float32: each node's logits, computed along its path alone.
+
+    draft: a ``FeatureDraft``, or a module with its methods. new_cache: for each of its calls.
+    """
     assert case.features is not None  # a case of ``feature_cases``
     num_prefix, num_nodes = len(case.prefix_ids), len(case.node_ids)
     tokens = torch.from_numpy(np.concatenate([case.prefix_ids, case.node_ids]))
@@ -79,24 +84,25 @@ def feature_logits(draft: FeatureDraft, case: ForestCase) -> NDArray[Any]:
     for path in map(case.path_to, leaves):
         places = torch.tensor([*range(num_prefix), *(num_prefix + node for node in path)])
         num_given = num_prefix + 1 if case.uses_own else len(places)
-        normed = rolled_out(draft, tokens[places], projected[places[:num_given]])
+        normed = rolled_out(draft, tokens[places], projected[places[:num_given]], new_cache)
         found = draft.target_logits(normed[num_prefix:])
         for node, row in zip(path, found, strict=True):
             logits[node] = row.numpy()
     return np.stack([logits[node] for node in case.rows])
 
 
-def rolled_out(draft: FeatureDraft, tokens: Tensor, features: Tensor) -> Tensor:
+def rolled_out(
+    draft: Any, tokens: Tensor, features: Tensor, new_cache: Callable[[], Any] = lambda: None
+) -> Tensor:
     """Return the head's input along one path, (n, H), with own features after the given ones.
 
     tokens: (n,) int64. features: (m, H), m <= n, projected, of the tokens before the first m.
     """
     while True:
         length = len(features)
-        is_seen = torch.ones(length, length, dtype=torch.bool).tril()[None, None]
-        normed, own = draft(
-            tokens[None, :length], torch.arange(length)[None], features[None], is_seen
-        )
+        places = torch.arange(length)[None]
+        # Without a mask it is causal.
+        normed, own = draft(tokens[None, :length], places, features[None], None, new_cache())
         if length == len(tokens):
             result: Tensor = normed[0]
             return result
@@ -105,21 +111,20 @@ def rolled_out(draft: FeatureDraft, tokens: Tensor, features: Tensor) -> Tensor:
 
 @torch.no_grad()
 def largest_feature_values(
-    draft: FeatureDraft, checkpoint: FeatureDraftCheckpoint
+    draft: Any, checkpoint: FeatureDraftCheckpoint
 ) -> dict[int, NDArray[np.float32]]:
     """Return the largest magnitude of every cached value channel, (Hkv, D), of layer 0."""
-    attention: Any = draft.get_submodule("layers.0.self_attn")
     largest: list[Tensor] = []
-    hook = attention.v_proj.register_forward_hook(
-        lambda _module, _inputs, output: largest.append(output.abs().amax((0, 1)))
-    )
-    try:
-        for case in feature_cases(checkpoint):
-            feature_logits(draft, case)
-    finally:
-        hook.remove()
-    found = torch.stack(largest).amax(0).reshape(-1, attention.head_dim).numpy()
-    return {0: found}
+    for case in feature_cases(checkpoint):
+        caches: list[RecordingCache] = []
+        feature_logits(draft, case, partial(_appended, caches))
+        largest += [cache.rows[0][1].abs().amax((0, 2)) for cache in caches]
+    return {0: torch.stack(largest).amax(0).numpy()}
+
+
+def _appended(caches: list[RecordingCache]) -> RecordingCache:
+    caches.append(RecordingCache())
+    return caches[-1]
 
 
 class FeatureGraph(ForestGraph):
@@ -158,13 +163,14 @@ class FeaturesOfParents(ExportPart):
         )
 
     def hook(self, model: Any, graph: Any) -> Hook:
-        graph._tokens = model.proposed_tokens()
+        if self._checkpoint.names_proposed:
+            graph._tokens = model.proposed_tokens()
 
         def reading(call: CapturedCall) -> nullcontext[None]:
             given, inputs = call.arguments, call.inputs
             del given["use_cache"], given["logits_to_keep"]
             own_features = inputs[OWN_FEATURES]
-            none = model.norm.weight.new_zeros(1, own_features.shape[1])
+            none = own_features.new_zeros(1, own_features.shape[1])
             table = torch.cat([none, model.projected(inputs[TARGET_FEATURES]), own_features])
             given["features"] = table.index_select(0, inputs[FEATURE_INDEX] + 1)[None]
             return nullcontext()
@@ -200,7 +206,10 @@ class FeatureDraftSource(ModelSource):
         return largest_feature_values(model, self._checkpoint)
 
     def _logits(self, model: Any, case: ForestCase, dtype: torch.dtype) -> NDArray[Any]:
-        with nullcontext() if dtype is torch.float32 else ComputeIn(dtype):
+        if dtype is torch.float32:
+            return feature_logits(model, case)
+        model.set_experts_implementation("eager")  # grouped products have no float64
+        with ComputeIn(dtype):
             return feature_logits(model, case)
 
     def _cases(self) -> list[ForestCase]:
@@ -208,7 +217,3 @@ class FeatureDraftSource(ModelSource):
 
     def _calibration_case(self, texts: Sequence[str]) -> ForestCase:
         return self._cases()[-1]  # ``check_form`` has refused texts
-
-    def _prepare(self, model: Any) -> AttentionForm | None:
-        fix_rope(model)
-        return take_over_attention(model)

@@ -201,7 +201,8 @@ class ParityEngine:
                 forward.logit_rows = request.rows
                 forward.parent_features = self._features_of_nodes(request, prefix)
                 if with_features:
-                    forward.feature_rows = np.arange(forward.num_new)
+                    is_compared = any(request is each for each in case.requests)
+                    forward.feature_rows = np.arange(forward.num_new if is_compared else 0)
                 forwards.append(forward)
                 first_row += forward.num_new
             return self.model.forward(joined_forward(forwards))

@@ -125,18 +125,25 @@ def layers_of(model: PreTrainedModel) -> nn.ModuleList:
 
 
 class LayerInputs:
-    """Inside this context hidden states that enter some layers are in ``seen``, (1, S, H) each."""
+    """Inside this context hidden states that enter some layers are in ``seen``, (1, S, H) each.
+
+    The number of layers stands for the LM head: its hidden states come after the final norm.
+    """
 
     def __init__(self, model: PreTrainedModel, layers: Sequence[int]) -> None:
         self._layers = layers
         self._modules = layers_of(model) if layers else nn.ModuleList()
+        self._decoder: Any = model.get_decoder() if layers else None
         self._handles: list[Any] = []
         self.seen: dict[int, Tensor] = {}
 
     def __enter__(self) -> LayerInputs:
         for layer in self._layers:
             keep = partial(self._keep, layer)
-            handle = self._modules[layer].register_forward_pre_hook(keep, with_kwargs=True)
+            if layer < len(self._modules):
+                handle = self._modules[layer].register_forward_pre_hook(keep, with_kwargs=True)
+            else:
+                handle = self._decoder.register_forward_hook(partial(self._keep_output, layer))
             self._handles.append(handle)
         return self
 
@@ -148,6 +155,9 @@ class LayerInputs:
         """Return the features of some rows of a batch of one, (F, width)."""
         parts = [self.seen[layer][0].index_select(0, feature_rows) for layer in self._layers]
         return torch.cat(parts, dim=-1)
+
+    def _keep_output(self, layer: int, _module: nn.Module, _args: Any, output: Any) -> None:
+        self.seen[layer] = output.last_hidden_state
 
     def _keep(
         self, layer: int, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -345,9 +345,9 @@ def _check_features(
     if returned is not None:
         layers, num_layers = returned.layers, target.num_layers
         place = f"{where}: target: features"
-        is_known = bool(layers) and all(0 <= layer < num_layers for layer in layers or ())
+        is_known = bool(layers) and all(0 <= layer <= num_layers for layer in layers or ())
         if not is_known or len(set(layers or ())) < len(layers or ()):
-            raise mismatch(f"different layers from 0 to {num_layers - 1}", layers, place)
+            raise mismatch(f"different layers from 0 to {num_layers}", layers, place)
         if not 1 <= returned.width <= _MOST or returned.width % len(layers or ()):
             raise mismatch("a width for each layer, all alike", returned.width, place)
         if returned.own_width is not None:

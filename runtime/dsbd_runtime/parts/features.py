@@ -57,7 +57,7 @@ class FeatureEntry:
 
     width: of the target's. own_width: of a feature draft's own, None for a target.
     layers: of a target's engine, the transformer layers that its features enter, in the order in
-        which they are concatenated; None for a draft.
+        which they are concatenated, the number of layers for the LM head; None for a draft.
     """
 
     width: int
