@@ -37,7 +37,10 @@ json ngram(const json& given) {
     for (const json& each : given["operations"]) {
         const auto name = each[0].get<std::string>();
         const Ints nodes = each[1].get<Ints>();
-        if (name == "add") drafter.paths.add(nodes, each[2].get<Ints>(), {});
+        if (name == "add") {
+            dsbd::Flags ends(nodes.size());
+            drafter.paths.add(nodes, each[2].get<Ints>(), ends);
+        }
         if (name == "learn") drafter.learn(nodes);
         if (name == "prune") drafter.paths.prune(nodes, {});
         if (name != "propose") continue;

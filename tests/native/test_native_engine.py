@@ -235,7 +235,7 @@ DAMAGES = [
     (put(["target", "masks"], 3), "expected attention_mask"),
     (put(["target", "eos_token_ids"], [258]), "expected a whole number from 0 to 257"),
     (put(["target", "future"], 1), "does not know; use the version that made the bundle"),
-    (put(["target", "encoder"], {}), "target: encoder lacks vocab_size"),
+    (put(["target", "encoder"], {}), "target: encoder: vocab_size is absent"),
     (put(["target", "dtype"], "bf16"), 'is "bf16", expected one of'),
     (put(["draft"], 3), "draft is 3, expected an object"),
 ]
