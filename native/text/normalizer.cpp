@@ -1,5 +1,7 @@
 #include "steps.hpp"
 
+#include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "unicode.hpp"
@@ -68,6 +70,75 @@ std::function<std::string(std::string)> bert_normalizer(const JsonObject& step) 
         return lowers ? lower_case(text) : text;
     };
 }
+
+std::string bytes_from_base64(std::string_view text) {
+    constexpr std::string_view digits =
+        "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    std::string bytes;
+    std::size_t bits = 0, num_bits = 0;
+    for (const char c : text.substr(0, text.find('='))) {
+        const std::size_t digit = digits.find(c);
+        if (digit == std::string_view::npos) return "";
+        bits = bits << 6 | digit;
+        num_bits += 6;
+        if (num_bits >= 8) bytes += static_cast<char>(bits >> (num_bits -= 8));
+    }
+    return bytes;
+}
+
+/// The table of a sentencepiece model, from texts to texts: its size, a trie (double array) whose
+/// leaves are places of texts, and those texts, each with a zero byte at its end.
+class Charsmap {
+public:
+    explicit Charsmap(const JsonObject& step)
+        : bytes_(bytes_from_base64(step.text("precompiled_charsmap"))), texts_(4 + number(0)) {
+        if (texts_ > bytes_.size() || !is_valid(std::string_view(bytes_).substr(texts_))) {
+            step.refuse("precompiled_charsmap", "a trie and texts in base64");
+        }
+    }
+
+    /// Clusters of up to 5 bytes are looked up as a whole, all others by character.
+    std::string normalized(std::string_view text) const {
+        std::string result;
+        for (const std::string_view cluster : clusters(text)) {
+            const auto whole = cluster.size() < 6 ? find(cluster) : std::nullopt;
+            result += whole ? std::string(*whole)
+                            : mapped(cluster, [&](char32_t, std::string_view character) {
+                                  return find(character).value_or(character);
+                              });
+        }
+        return result;
+    }
+
+private:
+    /// Return what replaces the shortest beginning of a text that is in the table, if one is.
+    std::optional<std::string_view> find(std::string_view text) const {
+        std::size_t node = child(unit(0));
+        for (const char c : text) {
+            const auto byte = static_cast<unsigned char>(c);
+            node ^= byte;
+            const std::uint32_t found = unit(node);
+            if (byte == 0 || (found & 0x800000FF) != byte) break;
+            node ^= child(found);
+            if ((found >> 8 & 1) == 0) continue;
+            return bytes_.c_str() + std::min(texts_ + (unit(node) & MOST_COUNT), bytes_.size());
+        }
+        return std::nullopt;
+    }
+    std::uint32_t unit(std::size_t node) const { return number(4 + 4 * node); }
+    static std::uint32_t child(std::uint32_t unit) { return unit >> 10 << ((unit & 0x200) >> 6); }
+
+    std::uint32_t number(std::size_t begin) const {
+        std::uint32_t found = 0;
+        for (std::size_t at = std::min(begin + 4, bytes_.size()); at-- > begin;) {
+            found = found << 8 | static_cast<unsigned char>(bytes_[at]);
+        }
+        return found;
+    }
+
+    std::string bytes_;
+    std::size_t texts_;  // where they begin
+};
 
 }  // namespace
 
@@ -142,6 +213,9 @@ void Normalizer::add(const JsonObject& step) {
         keeps_start_ = keeps_start_ && !left;
     } else if (type == "StripAccents") {
         steps_.push_back([](std::string text) { return without(text, is_mark); });
+        keeps_start_ = false;
+    } else if (type == "Precompiled") {
+        steps_.push_back([map = Charsmap(step)](std::string text) { return map.normalized(text); });
         keeps_start_ = false;
     } else if (type == "BertNormalizer") {
         steps_.push_back(bert_normalizer(step));

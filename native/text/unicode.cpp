@@ -119,6 +119,25 @@ char later_kind(char32_t code) {
 
 }  // namespace
 
+std::vector<std::string_view> clusters(std::string_view text) {
+    constexpr CodeRange marks_of_17[] = {{0x1ACF, 0x1ADD}, {0x1AE0, 0x1AEB}};
+    std::vector<std::string_view> found;
+    std::size_t begin = 0, at = 0;
+    utf8proc_int32_t last = 0, state = 0;
+    for_each_character(text, [&](char32_t code, std::string_view character) {
+        const bool is_later_mark = later_kind(code) == 'M' || range_of(code, marks_of_17);
+        const auto next = static_cast<utf8proc_int32_t>(is_later_mark ? 0x300 : code);
+        if (at > 0 && utf8proc_grapheme_break_stateful(last, next, &state)) {
+            found.push_back(text.substr(begin, at - begin));
+            begin = at;
+        }
+        last = next;
+        at += character.size();
+    });
+    if (begin < at) found.push_back(text.substr(begin));
+    return found;
+}
+
 bool is_space(char32_t code) {
     return (code >= 0x09 && code <= 0x0D) || code == 0x20 || code == 0x85 || code == 0xA0 ||
            code == 0x1680 || (code >= 0x2000 && code <= 0x200A) || code == 0x2028 ||

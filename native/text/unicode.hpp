@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace dsbd {
 
@@ -31,6 +32,8 @@ void for_each_character(std::string_view text, const Visit& visit) {
 }
 
 std::size_t num_characters(std::string_view text);
+/// Return the extended grapheme clusters of a valid text: characters that are shown as one.
+std::vector<std::string_view> clusters(std::string_view text);
 /// Return the characters of a text from number `begin` on, to the one before number `end`.
 std::string characters(std::string_view text, std::size_t begin,
                        std::size_t end = std::string_view::npos);
