@@ -139,7 +139,7 @@ PreparedRequest Pipeline::prepare(const Prompt& prompt, std::string_view options
     RequestInputs inputs = prompts_.read(prompt_ids(*text, prompt), is_text, given.src_lang);
     const Ints& ids = inputs.prompt_ids;
     const auto encode = [&](const std::string& predicted) {
-        return text->encode(predicted, false);
+        return text->encode(predicted);
     };
     DecodingConfig config = defaults_->config(given.options, ids.size(), encode);
     if (config.prompt_logprobs && inputs.source) {
@@ -187,7 +187,7 @@ Ints Pipeline::prompt_ids(const Text& text, const Prompt& prompt) const {
         }
         return text.chat(given);
     }
-    return text.encode(std::get<std::string_view>(prompt));
+    return text.prompt(std::get<std::string_view>(prompt));
 }
 
 void Pipeline::check_context(std::size_t num_prompt_tokens, std::size_t max_new_tokens) const {

@@ -89,7 +89,8 @@ class CalledText final : public Text {
 public:
     explicit CalledText(TextCallbacks callbacks)
         : callbacks_(std::make_shared<const TextCallbacks>(std::move(callbacks))) {}
-    Ints encode(std::string_view text, bool) const override { return callbacks_->encode(text); }
+    Ints prompt(std::string_view text) const override { return callbacks_->encode(text); }
+    Ints encode(std::string_view text) const override { return callbacks_->encode(text); }
     Ints chat(const Json&) const override {
         throw Error("messages are given, but the text of this bundle is the program's; give the "
                     "prompt that the chat template makes of them");
@@ -108,10 +109,17 @@ public:
     explicit NativeText(const Bundle& bundle)
         : folder_(bundle.path), entry_(bundle.target.native_text) {
         if (entry_.decodes) tokenizer_.emplace(bundle.path, bundle.target.bos_token_id);
+        if (entry_.encodes && bundle.size_by_file.count(SOURCE_TOKENIZER_FILE)) {
+            sources_.emplace(bundle.path, std::nullopt, SOURCE_TOKENIZER_FILE);
+        }
     }
-    Ints encode(std::string_view text, bool add_special_tokens) const override {
+    Ints prompt(std::string_view text) const override {
         check(entry_.encodes, "text to token ids");
-        return tokenizer_->encode(text, add_special_tokens);
+        return (sources_ ? sources_ : tokenizer_)->encode(text);
+    }
+    Ints encode(std::string_view text) const override {
+        check(entry_.encodes, "text to token ids");
+        return tokenizer_->encode(text, false);
     }
     Ints chat(const Json& messages) const override {
         check(entry_.encodes && entry_.renders, "chats to text");
@@ -136,7 +144,7 @@ private:
 
     std::filesystem::path folder_;
     NativeTextEntry entry_;
-    std::optional<Tokenizer> tokenizer_;
+    std::optional<Tokenizer> tokenizer_, sources_;  // sources_: if they are tokenized otherwise
 };
 
 }  // namespace

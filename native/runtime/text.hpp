@@ -21,7 +21,10 @@ using TokenSpan = TokenIds;
 class Text {
 public:
     virtual ~Text() = default;
-    virtual Ints encode(std::string_view text, bool add_special_tokens = true) const = 0;
+    /// Token ids of a prompt, with special tokens; for an encoder-decoder it is the source.
+    virtual Ints prompt(std::string_view text) const = 0;
+    /// Token ids of a text that is generated, without special tokens.
+    virtual Ints encode(std::string_view text) const = 0;
     /// Token ids of the messages of a chat.
     virtual Ints chat(const Json& messages) const = 0;
     virtual std::unique_ptr<TextRun> after(TokenSpan prompt_ids, bool skips_special) const = 0;

@@ -3,6 +3,7 @@
 // Each line of standard input is an object; each line of output is the answer in JSON, or
 // {"error": "..."}:
 //   {"encode": text, "special": true}    ids
+//   {"source": text}                     ids by source_tokenizer.json
 //   {"decode": ids, "special": false}    text; special: whether special tokens are spelled out
 //   {"stream": ids, "after": 0}          pieces, the rest last; after: so many ids are the prompt
 //   {"chat": messages, "variables": {"add_generation_prompt": true, "tools": [...]}}   text
@@ -51,6 +52,10 @@ Json answer(const dsbd::Tokenizer& tokenizer, const std::string& folder, const s
     const JsonObject request(json, "a line");
     if (request.has("encode")) {
         return tokenizer.encode(request.text("encode"), request.boolean("special", true));
+    }
+    if (request.has("source")) {
+        static const dsbd::Tokenizer sources(folder, std::nullopt, dsbd::SOURCE_TOKENIZER_FILE);
+        return sources.encode(request.text("source"));
     }
     if (request.has("decode")) {
         return tokenizer.decode(ids_in(request, "decode"), !request.boolean("special", false));

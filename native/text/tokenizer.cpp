@@ -38,6 +38,43 @@ std::pair<std::unique_ptr<const Normalizer>, std::string> normalizer_of(const Js
     }
 }
 
+using IdByCode = std::map<std::string, std::int64_t>;
+
+/// Return the bytes of the code that a source begins with, spaces before it included.
+std::size_t length_of_code(std::string_view text) {
+    static const Regex code("\\A[\\s\\x1C-\\x1F]*>>[^\\s\\x1C-\\x1F<>]+<<", "codes");
+    const std::vector<Range> found = code.find_all(text);
+    return found.empty() ? 0 : found[0].end;
+}
+
+/// Make the codes of a tokenizer of sources text, and return their tokens.
+IdByCode take_codes(Json& content, const std::string& file) {
+    IdByCode found;
+    try {
+        Json& vocabulary = content.at("model").at("vocab");
+        std::erase_if(content.at("added_tokens").get_ref<Json::array_t&>(), [&](const Json& token) {
+            const auto& piece = token.at("content").get_ref<const std::string&>();
+            if (piece.empty() || length_of_code(piece) != piece.size()) return false;
+            const auto id = token.at("id").get_ref<const std::uint64_t&>();
+            vocabulary.at(id).at(0) = std::string(replacement_character) + piece;  // in no text
+            found[piece] = static_cast<std::int64_t>(id);
+            return true;
+        });
+    } catch (const Json::exception&) {
+        throw Error(file + " has added tokens that are invalid; export the bundle again");
+    }
+    return found;
+}
+
+std::int64_t id_of_code(const std::string& code, const IdByCode& id_by_code) {
+    const auto found = id_by_code.find(code);
+    if (found != id_by_code.end()) return found->second;
+    throw Error("the source begins with " + code + ", a code that this model lacks; it has " +
+                (id_by_code.empty() ? "none: leave the code out"
+                                    : std::to_string(id_by_code.size()) + ", such as " +
+                                          id_by_code.begin()->first));
+}
+
 }  // namespace
 
 struct Tokenizer::TextOut {
@@ -76,10 +113,11 @@ struct Tokenizer::TextIn {
 };
 
 Tokenizer::Tokenizer(const std::filesystem::path& folder,
-                     std::optional<std::int64_t> bos_token_id) {
-    const std::filesystem::path file = folder / "tokenizer.json";
+                     std::optional<std::int64_t> bos_token_id, const std::string& name) {
+    const std::filesystem::path file = folder / name;
     Ids ids;
-    const Json content = content_of(file, ids);
+    Json content = content_of(file, ids);
+    if (name == SOURCE_TOKENIZER_FILE) id_by_code_ = take_codes(content, file.string());
     const JsonObject json(content, file.string(), "use the C library or callbacks for this tokenizer");
     auto [normalizer, refusal] = normalizer_of(json);
     out_ = std::make_unique<TextOut>(json, ids, normalizer.get());
@@ -117,7 +155,13 @@ std::vector<std::int64_t> Tokenizer::encode(std::string_view text, bool add_spec
         throw Error("the text of " + std::to_string(text.size()) +
                     " bytes is not UTF-8; convert it before");
     }
-    std::vector<std::int64_t> ids;
+    std::vector<std::int64_t> all, ids;
+    if (add_special_tokens) all = added_first_;
+    if (const std::size_t length = id_by_code_ ? length_of_code(text) : 0) {
+        const std::size_t begin = text.find(">>");
+        all.push_back(id_of_code(std::string(text.substr(begin, length - begin)), *id_by_code_));
+        text.remove_prefix(length);
+    }
     for (const Piece& piece : out_->added.split(text, *in_->normalizer)) {
         if (piece.token != nullptr) {
             ids.push_back(piece.token->id);
@@ -127,9 +171,11 @@ std::vector<std::int64_t> Tokenizer::encode(std::string_view text, bool add_spec
             in_->model->tokenize(word.text, ids);
         }
     }
-    if (!add_special_tokens) return ids;
-    std::vector<std::int64_t> all = added_first_;
-    in_->post_processor.append(ids, all);
+    if (add_special_tokens) {
+        in_->post_processor.append(ids, all);
+    } else {
+        all.insert(all.end(), ids.begin(), ids.end());
+    }
     return all;
 }
 

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -20,15 +21,19 @@ namespace dsbd {
 
 using TokenIds = std::span<const std::int64_t>;
 
+/// The tokenizer of sources that are tokenized unlike targets.
+inline constexpr char SOURCE_TOKENIZER_FILE[] = "source_tokenizer.json";
+
 /// The tokenizer of a bundle, for target and draft alike. Threads may share it.
 class Tokenizer {
 public:
-    /// Read tokenizer.json and, if present, tokenizer_config.json in `folder`.
+    /// Read `name` and, if present, tokenizer_config.json in `folder`.
     ///
     /// bos_token_id: of the manifest. `encode` adds it if the post-processor does not and
     ///     tokenizer_config.json has `"add_bos_token": true`.
     /// Error: the files cannot be read, or the tokens or the decoder are not understood.
-    Tokenizer(const std::filesystem::path& folder, std::optional<std::int64_t> bos_token_id);
+    Tokenizer(const std::filesystem::path& folder, std::optional<std::int64_t> bos_token_id,
+              const std::string& name = "tokenizer.json");
     ~Tokenizer();
 
     /// Return why no text can be encoded, an empty text if it can.
@@ -37,7 +42,10 @@ public:
     /// Return the token ids of a text, with the special tokens that belong around it.
     ///
     /// add_special_tokens: false for a text that contains them, such as a rendered chat template.
-    /// Error: the text is not UTF-8, or `encoding_refusal`.
+    /// A code such as >>deu<<, the target language of an OPUS-MT model, is a token only at the
+    /// beginning of a source.
+    /// Error: the text is not UTF-8 or begins with a code that the model lacks, or
+    /// `encoding_refusal`.
     std::vector<std::int64_t> encode(std::string_view text, bool add_special_tokens = true) const;
 
     /// Return the text without special tokens; bytes that are not UTF-8 become U+FFFD.
@@ -66,6 +74,7 @@ private:
     std::unique_ptr<const TextIn> in_;
     std::string encoding_refusal_;
     std::vector<std::int64_t> added_first_;
+    std::optional<std::map<std::string, std::int64_t>> id_by_code_;  // of a tokenizer of sources
     std::int64_t letter_ = 0;
     // by token: 0 not computed yet, 1 does not add text, 2 does
     mutable std::vector<std::atomic<std::uint8_t>> adds_text_;

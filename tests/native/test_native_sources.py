@@ -14,26 +14,32 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 from dsbd_errors import DsbdError
+from dsbd_export.gate.native_text import VARIABLE
 from dsbd_forward.forward import Forward, RowSources
 from dsbd_ort import Pipeline
 from dsbd_ort.decoding import STRATEGIES as STRATEGIES_BY_NAME
 from dsbd_ort.decoding import DecodeResult
 from dsbd_ort.decoding.batched_decoder import BatchedDecoder, Preempted
 from dsbd_runtime.bundle_files.bundle import open_bundle
+from dsbd_runtime.bundle_files.manifest import NativeText
 from dsbd_runtime.engine.settings import EngineSettings
 from dsbd_runtime.loading import load_pair
+from dsbd_runtime.text.tokenizer import Tokenizer
 from scripts.family_checkpoints import write_family_checkpoint
 from tests.encoder_decoder_pair import exported, exported_translator, some_sources, with_defaults
 from tests.export.cut_decoders import cut_decoder
+from tests.export.test_marian_tokenizer import SOURCES, TARGETS, UNKNOWN, with_marian_files
 from tests.exports import export_quietly
 from tests.made_once import made_once
 from tests.native.table_requests import UNSUPPORTED
 from tests.native.test_native_engine import NativeEngine, assert_same_logits
 from tests.native.test_native_programs import FIXED, checked_result
+from tests.native.text_command import ask, command_in
 from tests.robustness.demo_requests import demo_requests
 from tests.robustness.model_kinds import SOURCE_TEXTS
 from tests.runtime.bundle_edits import edited, put
 from tests.test_translation import WRONG
+from tests.tokenizer_corpus import random_texts
 
 HELD = {"encodes": True, "decodes": True, "renders": None, "reason": None}
 
@@ -299,6 +305,67 @@ def translator(captures, tmp_path_factory):
     own = tmp_path_factory.mktemp("native") / "translator"
     shutil.copytree(folder / "bundle", own)
     return edited(own, put(["target", "native_text"], HELD))
+
+
+@pytest.fixture(scope="module")
+def opus(native_build, captures, tmp_path_factory):
+    """Marian with two sentencepiece files; the export has judged its native text."""
+
+    def make(folder):
+        target = with_marian_files(write_family_checkpoint("marian", folder / "marian"))
+        draft = cut_decoder(with_defaults(target), folder / "draft")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv(VARIABLE, str(command_in(native_build)))
+            export_quietly(captures, folder / "bundle", target, draft)
+        return folder
+
+    return made_once(tmp_path_factory, "native-opus", make) / "bundle"
+
+
+OPUS_SOURCES = (
+    *SOURCES,
+    ">>deu<< The house",
+    " \x1c>>deu<<The >>deu<< house",
+    ">>deu<<>>deu<< The >>xyz<<",
+    "we went west",  # its w has an id that the model lacks
+    "ﬁne\u00a0\r\n日本 e\u0301 ²",
+    "",
+)
+
+
+def test_sources_have_a_tokenizer_of_their_own(native_build, opus):
+    """Source texts to ids by one tokenizer, target texts by the other; codes of languages."""
+    manifest = open_bundle(opus).manifest
+    assert manifest.target.native_text == NativeText(**HELD)
+    options = [
+        {"num_beams": 3, "num_return_sequences": 3, **FIXED},
+        {"draft_length": 3, **FIXED},
+        {"strategy": "sample", "stop_strings": ["a", "ß"]},
+        {"strategy": "speculative", "drafter": "ngram", "predicted_text": TARGETS[0], **FIXED},
+    ]
+    requests = [
+        {"prompt": text, "options": {"seed": seed, "max_new_tokens": 12, **each}}
+        for seed, text in enumerate(OPUS_SOURCES)
+        for each in options
+    ]
+    native = NativeRequests(native_build, opus)
+    with Pipeline.from_bundle(opus, num_threads=1) as pipe:
+        assert assert_same_answers(native, pipe, requests) == len(requests)
+        for text in UNKNOWN:
+            (found,) = native.answers([{"prompt": text, "options": {}}])
+            with pytest.raises(DsbdError) as refused:
+                pipe.prepare(text, {})
+            words = str(refused.value).partition(" has ")[0]
+            assert found["error"] == f"{words} has 1, such as >>deu<<"
+    native.close()
+
+
+def test_any_source_texts(native_build, opus):
+    tokenizer = Tokenizer.of_sources(open_bundle(opus))
+    texts = [*random_texts(300, tokens=[">>deu<<", "</s>", "<unk>"]), *SOURCES, *TARGETS]
+    texts += [f" >>deu<<{text}" for text in texts]
+    answers = ask(command_in(native_build), opus, [{"source": text} for text in texts])
+    assert answers == [tokenizer.encode(text) for text in texts]
 
 
 def run(native_build, *arguments):

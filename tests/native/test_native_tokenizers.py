@@ -4,16 +4,20 @@ import copy
 import json
 import random
 import subprocess
+from base64 import b64decode
 from pathlib import Path
 
 import pytest
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
 
 from dsbd_export.gate.native_text import VARIABLE, measured_native_text
+from dsbd_export.tokenizers.older_tokenizers import sentencepiece_content, write_source_tokenizer
 from dsbd_export.tokenizers.tokenizer_gate import PLAIN_TEXTS
+from dsbd_runtime.bundle_files.bundle import SOURCE_TOKENIZER_FILE, TOKENIZER_FILE
 from dsbd_runtime.errors import InputError
 from dsbd_runtime.text import tokenizer as python
 from dsbd_runtime.text.stream_decoder import StreamDecoder, TextWindow
+from tests.export.test_marian_tokenizer import SOURCES, pieces_of, with_marian_files
 from tests.native.text_command import ALL_KINDS, ask, command_in, content_of, written
 from tests.tokenizer_corpus import LLAMA_3_WORDS, byte_level_model, random_texts
 
@@ -139,11 +143,11 @@ def byte_level(pre_tokenizer, normalizer=None):
     return backend
 
 
-def check_characters(command, folder, backend, step):
+def check_characters(command, folder, backend, step, more_forms=()):
     """Compare the ids of texts that have every ``step``-th character, next to others."""
     rng = random.Random(step)
     codes = [c for c in range(1, 0x110000, step) if not 0xD800 <= c < 0xE000]
-    forms = ("b%sb", "xq%s", "%sxq", " XZ%sxq", "wv%sWV", "1%s", "%sA", "'%s")
+    forms = ("b%sb", "xq%s", "%sxq", " XZ%sxq", "wv%sWV", "1%s", "%sA", "'%s", *more_forms)
     texts = [
         " ".join(rng.choice(forms) % chr(code) for code in codes[first : first + 64])
         for first in range(0, len(codes), 64)
@@ -176,11 +180,28 @@ def test_texts_are_normalized_as_in_the_library(command, tmp_path, step):
         check_characters(command, tmp_path, backend, step)
 
 
+# Clusters of characters that a table of sentencepiece changes as one, or drops the end of.
+CLUSTERS = ("\u00a0%s", "%s\u0301", "\u0600%s", "\r%s", "\u200d%s", "%s\u200d", "%s\u00b4")
+
+
+@pytest.mark.parametrize("step", [101, pytest.param(1, marks=pytest.mark.long)])
+def test_tables_of_sentencepiece_are_read_as_in_the_library(command, tmp_path, step):
+    pieces_of(tmp_path / "tokenizer.model", SOURCES)
+    found = sentencepiece_content(tmp_path / "tokenizer.model")["normalizer"]["normalizers"][0]
+    table = normalizers.Precompiled(b64decode(found["precompiled_charsmap"]))
+    backend = byte_level(pre_tokenizers.ByteLevel(add_prefix_space=False), table)
+    assert table.normalize_str("ﬁ\u00a0\r\n²") == "fi  2"
+    check_characters(command, tmp_path / "own", backend, step, CLUSTERS * 2)
+
+
 REFUSED = [  # (place, value, words of the refusal)
     (["model", "dropout"], 0.1, "model: dropout is 0.1"),
     (["model", "later"], 1, "model: later is 1, expected no such field"),
     (["later"], {}, "tokenizer.json: later is"),
-    (["normalizer"], {"type": "Precompiled", "precompiled_charsmap": ""}, 'is "Precompiled"'),
+    (["normalizer"], {"type": "Later"}, 'normalizer: type is "Later"'),
+    (["normalizer"], {"type": "Precompiled", "precompiled_charsmap": ""}, 'charsmap is ""'),
+    (["normalizer"], {"type": "Precompiled", "precompiled_charsmap": "////AAAA"}, "charsmap is"),
+    (["normalizer"], {"type": "Precompiled", "precompiled_charsmap": "AAAA?"}, "charsmap is"),
     (["normalizer"], {"type": "NFC", "more": 1}, "normalizer: more is 1"),
     (["pre_tokenizer"], {"type": "UnicodeScripts"}, 'is "UnicodeScripts"'),
     (["post_processor"], {"type": "Later"}, 'post_processor: type is "Later"'),
@@ -271,10 +292,16 @@ def test_a_damaged_file_never_crashes(command, tmp_path, count):
     rng = random.Random(count)
     requests = [{"encode": text} for text in PLAIN_TEXTS]
     requests += [{"decode": [1, 2, 300]}, {"stream": [1, 2, 3, 4], "after": 1}]
+    requests.append({"source": ">>deu<< The house"})
     lines = "".join(f"{json.dumps(request)}\n" for request in requests).encode()
-    for kind in ("llama_3", "llama_2", "word_piece", "unigram"):
+    write_source_tokenizer(with_marian_files(tmp_path / "marian"), tmp_path, 300, SOURCES)
+    of_sources = (tmp_path / SOURCE_TOKENIZER_FILE).read_text()
+    kinds = ("llama_3", "llama_2", "word_piece", "unigram")
+    for content in (*map(content_of, kinds), of_sources):
         for _ in range(count):
-            (tmp_path / "tokenizer.json").write_bytes(mutated(content_of(kind), rng))
+            damaged = mutated(content, rng)
+            for name in (TOKENIZER_FILE, SOURCE_TOKENIZER_FILE):
+                (tmp_path / name).write_bytes(damaged)
             done = subprocess.run([command, tmp_path], input=lines, capture_output=True, timeout=60)
             assert done.returncode in (0, 1), (tmp_path, done.stderr)
             assert done.returncode or done.stdout.count(b"\n") == len(requests)

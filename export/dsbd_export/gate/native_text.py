@@ -42,7 +42,7 @@ def measured_native_text(
         return None
     tokenizer = Tokenizer(folder, bos_token_id=bos_token_id)
     try:
-        cases = [*_text_cases(tokenizer), *_chat_cases(folder)]
+        cases = [*_text_cases(tokenizer), *_source_cases(folder), *_chat_cases(folder)]
     except InputError as error:  # some decoders panic
         return NativeText(encodes=False, decodes=False, renders=None, reason=str(error))
     begin = [] if bos_token_id is None else [str(bos_token_id)]
@@ -51,8 +51,6 @@ def measured_native_text(
     for (question, request, wanted), answer in zip(cases, answers, strict=True):
         if answer != wanted:
             reasons.setdefault(question, _difference(request, answer, wanted))
-    if (folder / SOURCE_TOKENIZER_FILE).exists():
-        reasons[_ENCODES] = f"sources are encoded by {SOURCE_TOKENIZER_FILE}, which it cannot read"
     for question, reason in reasons.items():
         report(f"native text: it never {question} here as Python does: {reason}")
     has_chats = any(question == _RENDERS for question, _, _ in cases)
@@ -76,6 +74,18 @@ def _text_cases(tokenizer: Tokenizer) -> Iterator[Case]:
         yield _DECODES, {"stream": ids, "after": after}, pieces
     for token in _tokens(tokenizer):
         yield _DECODES, {"decode": [token]}, tokenizer.decode([token])
+
+
+def _source_cases(folder: Path) -> Iterator[Case]:
+    """Yield texts of sources, if these have a tokenizer of their own, with and without codes."""
+    file = folder / SOURCE_TOKENIZER_FILE
+    if not file.exists():
+        return
+    tokenizer = Tokenizer(folder, bos_token_id=None, file=file.name)
+    added = json.loads(file.read_text(encoding="utf-8"))["added_tokens"]
+    codes = [token["content"] for token in added if not token["special"]]
+    for text in (*_texts(tokenizer), *(f" {code}a {code} b{code}" for code in codes)):
+        yield _ENCODES, {"source": text}, tokenizer.encode(text)
 
 
 def _texts(tokenizer: Tokenizer) -> Iterator[str]:
