@@ -316,3 +316,7 @@ def test_the_gate_says_what_holds(command, tmp_path, monkeypatch):
     refused = measured_native_text(written(LIKE_GPT_1, tmp_path), None, report.append)
     assert refused is not None and (refused.encodes, refused.decodes) == (False, True)
     assert "end_of_word_suffix" in str(refused.reason) and "end_of_word_suffix" in report[0]
+    (written("llama_2", tmp_path) / SOURCE_TOKENIZER_FILE).write_text(content_of(LIKE_GPT_1))
+    of_sources = measured_native_text(tmp_path, 1, report.append)
+    assert of_sources is not None and (of_sources.encodes, of_sources.decodes) == (False, True)
+    assert f"{SOURCE_TOKENIZER_FILE}: model: end_of_word_suffix" in str(of_sources.reason)
