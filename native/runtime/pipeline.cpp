@@ -111,6 +111,7 @@ Pipeline::Pipeline(const std::filesystem::path& folder, const PipelineSettings& 
                                              draft_settings(bundle_, settings.engines),
                                              target_.get());
     }
+    huge_pages_.gather();
     costs_ = std::make_shared<LearnedCosts>(engine_bytes(bundle_, "target/"),
                                             engine_bytes(bundle_, "draft/"),
                                             num_bytes(bundle_, "draft/encoder.onnx"));

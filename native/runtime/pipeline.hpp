@@ -19,6 +19,7 @@
 #include "logits_processing/constraint.hpp"
 #include "option_defaults.hpp"
 #include "request.hpp"
+#include "runtime/huge_pages.hpp"
 #include "runtime/ort_engine.hpp"
 #include "runtime/prompts.hpp"
 #include "runtime/text.hpp"
@@ -81,6 +82,7 @@ private:
     Bundle bundle_;
     PromptReader prompts_;
     Ort::Env env_;
+    HugePages huge_pages_;  // for the engines
     std::unique_ptr<OrtEngine> target_, draft_;
     std::shared_ptr<Costs> costs_;
     std::shared_ptr<NGramPool> ngram_pool_;
