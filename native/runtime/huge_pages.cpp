@@ -8,6 +8,7 @@
 #include <fstream>
 #include <sstream>
 #include <string>
+#include <system_error>
 
 namespace dsbd {
 namespace {
@@ -48,15 +49,22 @@ void HugePages::gather() {
     if (!are_offered()) return;
     std::vector<Range> grown = private_ranges();
     std::erase_if(grown, [&](const Range& range) { return before_.contains(range); });
-    thread_ = std::thread([this, grown = std::move(grown)] {
+    std::erase_if(grown, [](const Range& range) { return range.second - range.first < SMALLEST; });
+    if (grown.empty()) return;
+    const auto gather_all = [this, grown = std::move(grown)] {
         for (const auto& [begin, end] : grown) {
             const std::uintptr_t stop = end / HUGE_PAGE * HUGE_PAGE;
             std::uintptr_t at = (begin + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE;
-            for (; end - begin >= SMALLEST && at < stop && !is_over_; at += AT_ONCE) {
+            for (; at < stop && !is_over_; at += AT_ONCE) {
                 gather_range(at, std::min(at + AT_ONCE, stop));
             }
         }
-    });
+    };
+    try {
+        thread_ = std::thread(gather_all);
+    } catch (const std::system_error&) {
+        // No more threads: the weights stay in small pages.
+    }
 }
 
 /// Return the process's writeable memory that is not of files.
