@@ -15,8 +15,8 @@ from dsbd_ort.decoding import (
 from dsbd_ort.decoding.drafting.acceptance import AcceptanceEstimator, DraftBudget
 from dsbd_ort.decoding.drafting.cost_curve import CostCurve, LearnedCosts, learn_from_first_calls
 from dsbd_ort.decoding.drafting.throughput import ThroughputDraftPolicy
-from tests.decoding.tables import TimedTable, decoded, request_on
-from tests.decoding.test_throughput import DRAFTS, TARGET, VOCAB
+from tests.decoding.tables import TimedTable, decoded, mixed_table, request_on
+from tests.decoding.test_throughput import DRAFTS, HOSTILE, TARGET, VOCAB
 
 TARGET_CURVE = CostCurve((1, 2, 64), (9.3e-3, 10.4e-3, 54e-3))
 DRAFT_CURVE = CostCurve((1, 64), (1.5e-3, 8e-3))
@@ -107,6 +107,16 @@ def test_a_draft_that_agrees_is_used_from_the_first_answer_on(
 ) -> None:
     found = ratios("itself", num_beams, 4, clock)
     assert found[0] < 0.8 and max(found[1:]) < 0.75
+
+
+@pytest.mark.parametrize("num_beams", [2, 4])
+def test_a_draft_that_only_pays_in_wide_layers_is_used(
+    num_beams: int, clock: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A small budget would pay for narrow layers only, whose failures keep it small."""
+    monkeypatch.setitem(DRAFTS, "middling", mixed_table(TARGET, HOSTILE, 0.65))
+    found = ratios("middling", num_beams, 12, clock)
+    assert sum(found) < 12 * {2: 0.87, 4: 0.96}[num_beams]
 
 
 @pytest.mark.parametrize("num_beams", [1, 2])

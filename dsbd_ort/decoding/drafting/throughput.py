@@ -19,9 +19,9 @@ n that maximises
 reach being the probability that all layers before it are accepted; the draft ends if nothing is
 gained. Of calls that requests share each pays its share, as if all drafted alike.
 
-Whatever is estimated, no draft may exceed its budget (``acceptance.py``). If estimates say that no
-draft pays, the budget buys tries of one layer; the target computes no row for them. The first
-prompt of a setting is read by the draft before there is evidence that it pays.
+Whatever is estimated, no layer is drafted unless the budget pays for its narrowest form
+(``acceptance.py``). If estimates say that no draft pays, the budget buys tries of one layer; the
+target computes no row for them. The first prompt of a setting is read by the draft before there is evidence that it pays.
 """
 
 from collections.abc import Callable, Sequence
@@ -63,7 +63,7 @@ class _Draft:
 
     limit: int = 0  # most layers
     may_call: bool = False  # whether the draft model may be called for them
-    stake: float = 0.0  # most that it may cost
+    stake: float = 0.0  # most that its layers may cost, each at its narrowest
     prompt: float = 0.0  # to read the prompt and source, 0 once they are read
     num_left: int = 1  # iterations that may share the cost of the prompt
     num_rows: int = 0  # of the target call, with the layers that were chosen
@@ -227,9 +227,8 @@ class ThroughputDraftPolicy:
         more = costs.target[rows] - costs.target[before]
         worth = self._worth_of_more(reach, rows)
         gain = reach * self._token_seconds - more + worth
-        # A wider layer costs no less: the widths that can be paid are the first ones.
-        num_paid = int(more.searchsorted(draft.stake - self._spent(draft), side="right"))
-        num_possible = min(num_paid, max(costs.most_known - rows.start + 1, 0))
+        # Not by the stake: narrow layers, accepted less often, would keep a small budget small.
+        num_possible = max(costs.most_known - rows.start + 1, 0)
         chosen = int(gain[:num_possible].argmax()) if num_possible else 0
         width, new_reach = narrowest + chosen, float(reach[chosen])
         self._estimator.choose(new_reach / draft.reach, width)

@@ -233,7 +233,7 @@ private:
     struct Draft {
         std::size_t limit = 0;       // most layers
         bool may_call = false;       // whether the draft model may be called for them
-        double stake = 0.0;          // most that it may cost
+        double stake = 0.0;          // most that its layers may cost, each at its narrowest
         double prompt = 0.0;         // to read the prompt and source, 0 once they are read
         std::size_t num_left = 1;    // iterations that may share the cost of the prompt
         std::size_t num_rows = 0;    // of the target call, with the layers that were chosen
@@ -253,7 +253,7 @@ private:
     /// A width, counted from the narrowest, its gain and that of the layers after it.
     struct Width {
         std::size_t index = 0;
-        double gain = LOG_ZERO, worth = 0.0;  // no gain: none can be paid
+        double gain = LOG_ZERO, worth = 0.0;  // no gain: none is possible
     };
     /// Candidates of least deficit, in order, (num_best,).
     struct Deficits {
@@ -344,18 +344,16 @@ private:
     double seconds_of_rows(std::size_t num_new) const {
         return costs_.target(now_.num_rows + num_new) - costs_.target(now_.num_rows);
     }
-    /// Return the width of largest gain among those that can be paid; accepted: of each, from
-    /// `narrowest` on.
+    /// Return the width of largest gain; accepted: of each, from `narrowest` on. Not by the stake:
+    /// narrow layers, accepted less often, would keep a small budget small.
     Width best_width(const Floats& accepted, std::size_t narrowest) const {
-        const double left = now_.stake - spent(), before = costs_.target(now_.num_rows);
+        const double before = costs_.target(now_.num_rows);
         Width best;
         for (std::size_t i = 0; i < accepted.size(); ++i) {
             const std::size_t num_rows = now_.num_rows + narrowest + i;
-            const double more = costs_.target(num_rows) - before;
-            // A wider layer costs no less: the widths that can be paid are the first ones.
-            if (more > left || num_rows > costs_.most_known) break;
+            if (num_rows > costs_.most_known) break;
             const double reach = now_.reach * accepted[i], worth = worth_of_more(reach, num_rows);
-            const double gain = reach * token_seconds_ - more + worth;
+            const double gain = reach * token_seconds_ - (costs_.target(num_rows) - before) + worth;
             if (gain > best.gain) best = {i, gain, worth};
         }
         return best;
