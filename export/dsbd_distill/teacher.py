@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+from transformers.cache_utils import DynamicLayer
 from transformers.pytorch_utils import Conv1D
 
 from dsbd_distill.lesson import NUM_TOP, Lesson, joined
@@ -259,7 +260,7 @@ class Teacher:
             for position in range(shortest, longest + num_new):
                 tokens = {opened.name: pieces[-1], name: past}
                 out = self.target(**tokens, use_cache=True, **opened.arguments)
-                past = getattr(out, name)
+                past = past or in_place(getattr(out, name))
                 logits = self._ruled(out.logits[:, -1:].float(), pieces)
                 drawn = draws.draw(logits, lengths <= position)
                 draws.is_over |= position + 1 >= lengths + num_new
@@ -284,6 +285,40 @@ class Teacher:
         top = logits.topk(min(NUM_TOP, self.vocab_size))
         log_probs = top.values - logits.logsumexp(-1, keepdim=True)
         return top.indices.cpu().numpy().astype(np.uint32), log_probs.cpu().numpy()
+
+
+_ROOM = 32  # tokens that a cache has room for when it grows
+
+
+class InPlaceLayer(DynamicLayer):  # type: ignore[misc]  # transformers has no types
+    """Keys and values of a layer, written where there is room; the library copies all each time."""
+
+    def __init__(self, layer: DynamicLayer) -> None:
+        super().__init__()
+        self.lazy_initialization(layer.keys, layer.values)
+        self.keys, self.values = self._all = layer.keys, layer.values
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        begin, end = self.keys.shape[2], self.keys.shape[2] + key_states.shape[2]
+        if end > self._all[0].shape[2]:
+            self._all = tuple(
+                F.pad(kept, (0, 0, 0, end - begin + _ROOM)) for kept in (self.keys, self.values)
+            )
+        for room, new in zip(self._all, (key_states, value_states), strict=True):
+            room[:, :, begin:end] = new
+        self.keys, self.values = (room[:, :, :end] for room in self._all)
+        return self.keys, self.values
+
+
+def in_place(cache: Any) -> Any:
+    """Return a cache of a model, whose layers that keep all tokens are now ``InPlaceLayer``s."""
+    of_decoder = getattr(cache, "self_attention_cache", cache)
+    for index, layer in enumerate(getattr(of_decoder, "layers", ())):
+        if type(layer) is DynamicLayer:  # not one that inherits: it keeps something else
+            of_decoder.layers[index] = InPlaceLayer(layer)
+    return cache
 
 
 def padded(rows: Rows) -> NDArray[np.int64]:

@@ -122,6 +122,15 @@ def test_answers_begin_after_prompts_of_any_length(teacher, model):
         assert (probs[ids == drawn[:, None]] > 0).all() and (ids == drawn[:, None]).any(-1).all()
 
 
+def test_a_cache_written_in_place_gives_the_same_bits(teacher, monkeypatch):
+    monkeypatch.setattr(module, "_ROOM", 2)  # 6 tokens after a prompt: it grows twice
+    found = answers_of(teacher)
+    monkeypatch.setattr(module, "in_place", lambda cache: cache)
+    copied = answers_of(teacher)
+    np.testing.assert_array_equal(found.tokens, copied.tokens)
+    np.testing.assert_array_equal(found.log_probs, copied.log_probs)
+
+
 def test_answers_end_where_the_target_ends_them(teacher):
     """Every token that is ever drawn ends an answer: each has one."""
     found = answers_of(teacher, ends=range(300))
