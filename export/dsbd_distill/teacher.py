@@ -260,7 +260,7 @@ class Teacher:
             for position in range(shortest, longest + num_new):
                 tokens = {opened.name: pieces[-1], name: past}
                 out = self.target(**tokens, use_cache=True, **opened.arguments)
-                past = past or in_place(getattr(out, name))
+                past = in_place(getattr(out, name))
                 logits = self._ruled(out.logits[:, -1:].float(), pieces)
                 drawn = draws.draw(logits, lengths <= position)
                 draws.is_over |= position + 1 >= lengths + num_new
@@ -296,19 +296,19 @@ class InPlaceLayer(DynamicLayer):  # type: ignore[misc]  # transformers has no t
     def __init__(self, layer: DynamicLayer) -> None:
         super().__init__()
         self.lazy_initialization(layer.keys, layer.values)
-        self.keys, self.values = self._all = layer.keys, layer.values
+        self.keys, self.values = layer.keys, layer.values
+        self._rooms = [layer.keys, layer.values]
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
         begin, end = self.keys.shape[2], self.keys.shape[2] + key_states.shape[2]
-        if end > self._all[0].shape[2]:
-            self._all = tuple(
-                F.pad(kept, (0, 0, 0, end - begin + _ROOM)) for kept in (self.keys, self.values)
-            )
-        for room, new in zip(self._all, (key_states, value_states), strict=True):
+        if end > self._rooms[0].shape[2]:
+            more = (0, 0, 0, end - begin + _ROOM)
+            self._rooms = [F.pad(kept, more) for kept in (self.keys, self.values)]
+        for room, new in zip(self._rooms, (key_states, value_states), strict=True):
             room[:, :, begin:end] = new
-        self.keys, self.values = (room[:, :, :end] for room in self._all)
+        self.keys, self.values = (room[:, :, :end] for room in self._rooms)
         return self.keys, self.values
 
 

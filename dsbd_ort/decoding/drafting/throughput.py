@@ -21,7 +21,8 @@ gained. Of calls that requests share each pays its share, as if all drafted alik
 
 Whatever is estimated, no layer is drafted unless the budget pays for its narrowest form
 (``acceptance.py``). If estimates say that no draft pays, the budget buys tries of one layer; the
-target computes no row for them. The first prompt of a setting is read by the draft before there is evidence that it pays.
+target computes no row for them. The first prompt of a setting is read by the draft before there is
+evidence that it pays.
 """
 
 from collections.abc import Callable, Sequence
