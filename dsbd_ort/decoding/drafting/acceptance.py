@@ -6,9 +6,10 @@ layers and for later ones. The budget bounds what drafts may lose, and buys trie
 
 It is counted in iterations without a draft: 0.5 is half the time of one. A draft costs its calls,
 its rows and the loop's own time, a prompt that the draft model reads included, and earns the
-iterations that it has saved; none may cost more than the balance. Every iteration adds a share of
-its time, 2 % at first. The share of a first short answer is there from the start, and the next one
-is added after that many iterations: so drafts lose at most 2 %, all requests together.
+iterations that it has saved. A layer is drafted if the balance pays for its narrowest form; a wider
+one that is expected to pay more may overdraw it. Every iteration adds a share of its time, 2 % at
+first. The share of a first short answer is there from the start, and the next one is added after
+that many iterations: so drafts lose at most 2 %, all requests together, and what the last overdrew.
 
 If estimates say that no draft pays, one layer is tried once the shares since the last draft pay for
 it: at 0.16 iterations a try, after 8 iterations. Every try that does not pay halves the share; a

@@ -20,9 +20,9 @@ reach being the probability that all layers before it are accepted; the draft en
 gained. Of calls that requests share each pays its share, as if all drafted alike.
 
 Whatever is estimated, no layer is drafted unless the budget pays for its narrowest form
-(``acceptance.py``). If estimates say that no draft pays, the budget buys tries of one layer; the
-target computes no row for them. The first prompt of a setting is read by the draft before there is
-evidence that it pays.
+(``acceptance.py``). If estimates say that no draft pays, the budget buys tries of one layer, by the
+draft's call alone; the target computes no row for them unless the drafted layer is sure enough. The
+first prompt of a setting is read by the draft before there is evidence that it pays.
 """
 
 from collections.abc import Callable, Sequence
