@@ -218,8 +218,9 @@ private:
         }
     }
 
-    json state() const {
-        const auto& [e, budget] = std::tie(estimator_, estimator_.budget);
+    json state() {
+        const dsbd::AcceptanceEstimator& e = estimator_;
+        const dsbd::DraftBudget& budget = estimator_.budget(num_sharers_);
         return {e.rates, e.tokens, e.calls, e.acceptance, e.rows, e.num_learned, e.loop.iteration,
                 e.loop.layer, budget.balance, budget.share, budget.saved, budget.gained};
     }

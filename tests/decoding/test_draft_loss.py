@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from dsbd_ort.decoding import (
-    DecodingConfig,
-)
+from dsbd_ort.decoding import DecodingConfig
+from dsbd_ort.decoding.batched_decoder import BatchedDecoder, decoded_together
 from dsbd_ort.decoding.drafting.acceptance import AcceptanceEstimator, DraftBudget
 from dsbd_ort.decoding.drafting.cost_curve import CostCurve, LearnedCosts, learn_from_first_calls
 from dsbd_ort.decoding.drafting.throughput import ThroughputDraftPolicy
@@ -55,40 +54,52 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
     yield now
 
 
+class Process:
+    """Answers of one process on costs that it learns, timed relative to those without a draft."""
+
+    def __init__(
+        self, draft: str, num_beams: int, clock: list[float], draft_bytes: int = 20_000_000
+    ) -> None:
+        self.draft, self.clock, self.num_answers = draft, clock, 0
+        self.costs = LearnedCosts(target_bytes=140_000_000, draft_bytes=draft_bytes)
+        self.experience = AcceptanceEstimator()
+        opened = TimedTable(VOCAB, DRAFTS[draft], DRAFT_CURVE, clock, opening=2e-2)
+        learn_from_first_calls(self.costs, opened, clock=lambda: clock[0])
+        rows = TARGET_CURVE.up_to(64)
+        plain = float(rows[PROMPT - 1] + rows[1] + (NUM_TOKENS - 1) * rows[num_beams])
+        self.plain = plain + NUM_TOKENS * ITERATION
+        beams = {"strategy": "dsbd", "num_beams": num_beams} if num_beams > 1 else {}
+        self.config = DecodingConfig(
+            **{"strategy": "speculative"} | beams,  # type: ignore[arg-type]
+            draft_policy="throughput",
+            max_new_tokens=NUM_TOKENS,
+            eos_token_id=None,
+        )
+
+    def answer(self, num_together: int = 1) -> float:
+        """Return the seconds of an answer, or of several that share their calls, over one plain."""
+        more = {"clock": lambda: self.clock[0], "costs": self.costs, "estimator": self.experience}
+        began, requests = self.clock[0], []
+        for _ in range(num_together):
+            prompt = tuple((self.num_answers + place * place) % VOCAB for place in range(PROMPT))
+            requests.append(request_on(self.config, prompt, self.num_answers, **more))
+            self.num_answers += 1
+        target = TimedTable(VOCAB, TARGET, TARGET_CURVE, self.clock)
+        draft = TimedTable(VOCAB, DRAFTS[self.draft], DRAFT_CURVE, self.clock)
+        if num_together == 1:
+            decoded(requests[0], target, draft)
+        else:
+            decoder = BatchedDecoder(target, draft, costs=self.costs, clock=lambda: self.clock[0])
+            decoded_together(decoder, requests, num_together)
+        return (self.clock[0] - began) / self.plain
+
+
 def ratios(
-    draft: str,
-    num_beams: int,
-    num_answers: int,
-    clock: list[float],
-    draft_bytes: int = 20_000_000,
+    draft: str, num_beams: int, num_answers: int, clock: list[float], **more: int
 ) -> list[float]:
     """Return the time of each answer of a process, relative to that without a draft."""
-    experience = AcceptanceEstimator()
-    costs = LearnedCosts(target_bytes=140_000_000, draft_bytes=draft_bytes)
-    opened = TimedTable(VOCAB, DRAFTS[draft], DRAFT_CURVE, clock, opening=2e-2)
-    learn_from_first_calls(costs, opened, clock=lambda: clock[0])
-    rows = TARGET_CURVE.up_to(64)
-    plain = float(rows[PROMPT - 1] + rows[1] + (NUM_TOKENS - 1) * rows[num_beams])
-    plain += NUM_TOKENS * ITERATION
-    beams = {"strategy": "dsbd", "num_beams": num_beams} if num_beams > 1 else {}
-    config = DecodingConfig(
-        **{"strategy": "speculative"} | beams,  # type: ignore[arg-type]
-        draft_policy="throughput",
-        max_new_tokens=NUM_TOKENS,
-        eos_token_id=None,
-    )
-    more = {"clock": lambda: clock[0], "costs": costs, "estimator": experience}
-    found = []
-    for seed in range(num_answers):
-        began = clock[0]
-        prompt = tuple((seed + place * place) % VOCAB for place in range(PROMPT))
-        decoded(
-            request_on(config, prompt, seed, **more),
-            TimedTable(VOCAB, TARGET, TARGET_CURVE, clock),
-            TimedTable(VOCAB, DRAFTS[draft], DRAFT_CURVE, clock),
-        )
-        found.append((clock[0] - began) / plain)
-    return found
+    process = Process(draft, num_beams, clock, **more)
+    return [process.answer() for _ in range(num_answers)]
 
 
 @pytest.mark.parametrize("num_beams", [1, 2, 4])
@@ -117,6 +128,19 @@ def test_a_draft_that_only_pays_in_wide_layers_is_used(
     monkeypatch.setitem(DRAFTS, "middling", mixed_table(TARGET, HOSTILE, 0.65))
     found = ratios("middling", num_beams, 12, clock)
     assert sum(found) < 12 * {2: 0.87, 4: 0.96}[num_beams]
+
+
+@pytest.mark.parametrize("num_beams", [1, 2])
+def test_drafts_that_lose_while_calls_are_shared_are_made_for_a_lone_request(
+    num_beams: int, clock: list[float]
+) -> None:
+    """Calls of eight requests have so many rows that no draft pays; the loss is of that load."""
+    process = Process("decent", num_beams, clock)
+    before = [process.answer() for _ in range(4)]
+    for _ in range(3):
+        process.answer(num_together=8)
+    after = [process.answer() for _ in range(4)]
+    assert sum(after) < 1.05 * sum(before)
 
 
 @pytest.mark.parametrize("num_beams", [1, 2])

@@ -214,7 +214,7 @@ def policy_iteration(rng: random.Random, most_layers: int, quality: float) -> Ca
         "host": rng.choice([2e-4, 3e-4, 5e-3]) * rng.uniform(0.5, 1.0),
         "target": rng.uniform(0.0, 3e-3),
         "unread": rng.choice([[0, 0], [0, 0], [300, 0], [20, 40]]),
-        "num_sharers": rng.choice([1, 1, 1, 3]),
+        "num_sharers": rng.choice([1, 1, 1, 2, 3, 8]),
         "num_pending": rng.randrange(1, 9),
         "most_layers": rng.choice([0, 3, 100]),
         "layers": [policy_layer(rng, quality) for _ in range(most_layers + 2)],
@@ -356,7 +356,7 @@ class PolicyReplay:
         return [SimpleNamespace(nodes=nodes) for nodes in found]
 
     def state(self) -> list[Any]:
-        e, budget = self.estimator, self.estimator.budget
+        e, budget = self.estimator, self.estimator.budget(self.num_sharers)
         return [
             *(e.rates.tolist(), e.tokens, e.calls, e.acceptance, e.rows, e.num_learned),
             *(e.loop.iteration, e.loop.layer),

@@ -2,7 +2,8 @@
 
 How often layers are accepted, and what the loop costs, once for each setting. A layer's *gap* (see
 ``throughput.py``) says how sure it is; the accepted layers of each gap are counted, apart for first
-layers and for later ones. The budget bounds what drafts may lose, and buys tries.
+layers and for later ones. The budget bounds what drafts may lose, and buys tries. There is one for
+each load: drafts that lose while many requests share the engine calls may pay for a lone one.
 
 It is counted in iterations without a draft: 0.5 is half the time of one. A draft costs its calls,
 its rows and the loop's own time, a prompt that the draft model reads included, and earns the
@@ -19,6 +20,7 @@ made, whatever is estimated.
 """
 
 import math
+from collections import defaultdict
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -154,7 +156,11 @@ class AcceptanceEstimator:
     rows: float = 0.0  # of their width
     num_chosen: int = 0  # layers in the running means
     loop: LoopCost = field(default_factory=LoopCost)
-    budget: DraftBudget = field(default_factory=DraftBudget)
+    budgets: defaultdict[int, DraftBudget] = field(default_factory=lambda: defaultdict(DraftBudget))
+
+    def budget(self, num_sharers: int) -> DraftBudget:
+        """Return the budget of drafts while 1, 2, 3 to 4, 5 to 8, ... requests share the calls."""
+        return self.budgets[(num_sharers - 1).bit_length()]
 
     def accepted(self, gaps: Floats, depth: int) -> Floats:
         """Return the estimated probability that a layer after ``depth`` others is accepted."""

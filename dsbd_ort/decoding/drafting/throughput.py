@@ -107,6 +107,7 @@ class ThroughputDraftPolicy:
         self._costs, self._estimator, self._scores, self._forest = costs, estimator, scores, forest
         self._most_layers, self._may_rest, self._unread = most_layers, may_rest, unread
         self._host_seconds, self._target_seconds = host_seconds, target_seconds
+        self._budget = estimator.budget(costs.num_sharers)
         self._num_to_rest = self._num_iterations = 0
         self._has_begun = False  # an iteration: not while the policy rests
         self._now = _Draft()
@@ -120,8 +121,9 @@ class ThroughputDraftPolicy:
 
     def begin(self, num_pending: int, most_layers: int) -> None:
         self._began = self._host_seconds()
-        costs, estimator, budget = self._costs, self._estimator, self._estimator.budget
+        costs, estimator = self._costs, self._estimator
         self._refresh()
+        budget = self._budget = estimator.budget(costs.num_sharers)
         estimator.refresh()
         usual, unread = self._usual, self._unread()
         prompt = costs.reading(*unread)
@@ -176,7 +178,7 @@ class ThroughputDraftPolicy:
             return False
         if num_rows and not draft.may_call:
             return False
-        if num_rows and draft.called and not estimator.budget.believes_estimates:
+        if num_rows and draft.called and not self._budget.believes_estimates:
             return False
         call = self._costs.draft[min(num_rows, costs.most_rows)] + self._layer
         prompt = draft.prompt if num_rows else 0.0
@@ -185,7 +187,7 @@ class ThroughputDraftPolicy:
         least = self._seconds_of_rows(costs.num_beams) if num_rows and not draft.may_try else 0.0
         needed = self._spent(draft) + call + prompt + least
         if needed > draft.stake:
-            if draft.layers or needed > estimator.budget.balance * self._usual:
+            if draft.layers or needed > self._budget.balance * self._usual:
                 draft.refused = 0.0 if draft.layers else needed
                 return False
             draft.stake = needed
@@ -193,7 +195,7 @@ class ThroughputDraftPolicy:
             return True
         worth = draft.worth - call
         if num_whole:  # the selected beams are among them: an iteration is saved
-            draft.stake = estimator.budget.balance * self._usual
+            draft.stake = self._budget.balance * self._usual
             saved = self._costs.seconds[min(num_whole, costs.num_beams)] + estimator.loop.iteration
             worth += max(draft.reach * saved - self._seconds_of_rows(num_whole) - call, 0.0)
         # Every iteration left pays alike for the prompt: one for two tokens, if drafting pays.
@@ -263,7 +265,7 @@ class ThroughputDraftPolicy:
 
     def observe(self, iteration: Iteration) -> None:
         estimator, draft, num_saved = self._estimator, self._now, len(iteration.committed) - 1
-        budget, has_begun, self._has_begun = estimator.budget, self._has_begun, False
+        budget, has_begun, self._has_begun = self._budget, self._has_begun, False
         budget.pass_iteration()
         if not has_begun:
             budget.add(num_saved)  # by nodes of an earlier draft
@@ -288,7 +290,7 @@ class ThroughputDraftPolicy:
 
     def _plan_rest(self, draft: _Draft) -> None:
         """Rest until the budget pays for a draft, or for part of the wait for a try."""
-        budget = self._estimator.budget
+        budget = self._budget
         if draft.refused:
             rest = budget.iterations_until(draft.refused / self._usual)
         else:

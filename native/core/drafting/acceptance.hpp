@@ -1,11 +1,13 @@
 // The estimates of draft policy "throughput", and its budget, from request to request.
 //
 // How often layers are accepted, and what the loop costs, once for each setting. The budget bounds
-// what drafts may lose, and buys tries; it is counted in iterations without a draft. acceptance.py
-// has the reasons.
+// what drafts may lose, and buys tries; it is counted in iterations without a draft, one for each
+// load. acceptance.py has the reasons.
 #pragma once
 
 #include <array>
+#include <bit>
+#include <limits>
 
 #include "forward.hpp"
 
@@ -66,6 +68,10 @@ public:
     void choose(double chosen_acceptance, std::size_t width);
     /// Compute `rates` anew if enough was learned since to matter.
     void refresh();
+    /// Return the budget of drafts while 1, 2, 3 to 4, 5 to 8, ... requests share the calls.
+    DraftBudget& budget(std::size_t num_sharers) {
+        return budgets[static_cast<std::size_t>(std::bit_width(num_sharers - 1))];
+    }
 
     // Of first layers, of later ones.
     std::array<Bins, 2> enough{}, seen{};  // accepted layers, all
@@ -78,7 +84,7 @@ public:
     double rows = 0.0;        // of their width
     std::int64_t num_chosen = 0;  // layers in the running means
     LoopCost loop;
-    DraftBudget budget;
+    std::array<DraftBudget, std::numeric_limits<std::size_t>::digits + 1> budgets;
 };
 
 }  // namespace dsbd

@@ -58,7 +58,8 @@ public:
           estimator_(estimator),
           scores_(std::move(scores)),
           forest_(forest),
-          settings_(std::move(settings)) {}
+          settings_(std::move(settings)),
+          budget_(&estimator.budget(costs_.num_sharers)) {}
 
     std::size_t rest() override {
         const std::size_t num_to_rest = num_to_rest_;
@@ -69,13 +70,14 @@ public:
         began_ = settings_.host_seconds();
         refresh();
         estimator_.refresh();
+        budget_ = &estimator_.budget(costs_.num_sharers);
         const auto [num_unread, num_unread_source] = settings_.unread();
         const double prompt = costs_.reading(num_unread, num_unread_source);
         if (!num_iterations_) {
             if (estimator_.calls == 0.0) estimator_.learn_rate(1.0, usual_ / costs_.row);
             const double read =
                 settings_.target_seconds() / static_cast<double>(costs_.num_sharers);
-            estimator_.budget.begin_request(read / usual_, prompt / usual_);
+            budget_->begin_request(read / usual_, prompt / usual_);
         }
         token_seconds_ = costs_.row * estimator_.calls / estimator_.tokens;
         for (std::size_t i = 1; i <= LOOK_AHEAD; ++i) {
@@ -91,7 +93,7 @@ public:
     }
     bool wants_layer(std::size_t num_rows, std::size_t num_whole = 0) override {
         Draft& draft = now_;
-        const DraftBudget& budget = estimator_.budget;
+        const DraftBudget& budget = *budget_;
         if (draft.layers.size() >= draft.limit || draft.reach == 0.0) return false;
         if (num_rows && !draft.may_call) return false;
         if (num_rows && !draft.called.empty() && !budget.believes_estimates()) return false;
@@ -190,7 +192,7 @@ public:
 
     void observe(const Iteration& iteration) override {
         const Draft& draft = now_;
-        DraftBudget& budget = estimator_.budget;
+        DraftBudget& budget = *budget_;
         const auto num_saved = static_cast<double>(iteration.committed.size() - 1);
         budget.pass_iteration();
         if (!std::exchange(has_begun_, false)) {
@@ -270,7 +272,7 @@ private:
     }
     void begin_draft(std::size_t num_pending, std::size_t most_layers, double prompt,
                      std::size_t num_unread_source) {
-        const DraftBudget& budget = estimator_.budget;
+        const DraftBudget& budget = *budget_;
         const double balance = budget.balance * usual_;
         const bool is_first = costs_.are_learned && !estimator_.num_learned;
         now_ = Draft();
@@ -292,7 +294,7 @@ private:
 
     /// Rest until the budget pays for a draft, or for part of the wait for a try.
     void plan_rest() {
-        const DraftBudget& budget = estimator_.budget;
+        const DraftBudget& budget = *budget_;
         double rest = 0.0;
         if (now_.refused != 0.0) {
             rest = budget.iterations_until(now_.refused / usual_);
@@ -432,6 +434,7 @@ private:
     Scores scores_;
     const Forest& forest_;
     ThroughputSettings settings_;
+    DraftBudget* budget_;  // of the load when the iteration began
     std::size_t num_to_rest_ = 0, num_iterations_ = 0;
     bool has_begun_ = false;  // an iteration: not while the policy rests
     double began_ = 0.0;
