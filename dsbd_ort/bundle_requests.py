@@ -93,7 +93,9 @@ class BundleRequests:
             config=config,
             rng=np.random.default_rng(config.seed),
             stop=StopSearch(start, stops) if stops else None,
-            constraint=self.constraints.bound(config.constraint, start.num_dropped_spaces),
+            constraint=self.constraints.bound(
+                config.constraint, config.eos_ids, start.num_dropped_spaces
+            ),
             ngram_pool=self._pools.of(caller) if self._pools and config.has_ngram_drafter else None,
             trace=trace,
             source=inputs.source,

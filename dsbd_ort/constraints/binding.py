@@ -15,7 +15,7 @@ Every grammar may also have ``"canonical": true``.
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -180,17 +180,27 @@ class ConstraintBinding:
     def options(self, options: Mapping[str, Any]) -> dict[str, Any]:
         return with_constraint(options, self._tries)
 
-    def bound(self, constraint: Any, num_dropped_spaces: int = 0) -> Constraint | None:
+    def bound(
+        self,
+        constraint: Any,
+        eos_token_ids: Iterable[int] | None = None,
+        num_dropped_spaces: int = 0,
+    ) -> Constraint | None:
         """Return a constraint that needs a tokenizer bound to the bundle's; None for another.
 
+        eos_token_ids: of the request; None: of the bundle.
         num_dropped_spaces: at the beginning of the text, see ``TextWindow``.
-        ConstraintError: it is invalid, or has tokens that the target lacks.
+        ConstraintError: it is invalid, or has tokens that the target lacks, or ends in its midst.
         """
-        if isinstance(constraint, TokenTrie) and constraint.highest_token >= self._vocab_size:
-            raise ConstraintError(
-                f"{constraint.name} has the token id {constraint.highest_token}; expected 0 to "
-                f"{self._vocab_size - 1}, the target's vocabulary: build it with the bundle's "
-                "tokenizer"
+        if isinstance(constraint, TokenTrie):
+            if constraint.highest_token >= self._vocab_size:
+                raise ConstraintError(
+                    f"{constraint.name} has the token id {constraint.highest_token}; expected 0 to "
+                    f"{self._vocab_size - 1}, the target's vocabulary: build it with the bundle's "
+                    "tokenizer"
+                )
+            constraint.check_ends(
+                self._eos_token_ids if eos_token_ids is None else sorted(eos_token_ids)
             )
         if not hasattr(constraint, "bind"):
             return None

@@ -66,6 +66,7 @@ class TokenTrie:
         self._row_offsets = arrays.row_offsets
         self._tokens = arrays.tokens
         self._is_end = arrays.is_end
+        self._checked: set[tuple[int, ...]] = set()
         self._view = arrays.tokens.data  # bisect reads this view faster than the array
 
     @classmethod
@@ -221,6 +222,26 @@ class TokenTrie:
     def highest_token(self) -> int:
         """The highest token id of all sequences; of a mapped trie it reads the file once."""
         return int(self._tokens.max())
+
+    def check_ends(self, eos_token_ids: Iterable[int]) -> None:
+        """Raise ConstraintError if a sequence goes on after one of these tokens, or is without it.
+
+        A path ends with such a token; after [5] it is allowed without the sequence [5, token].
+        """
+        eos = tuple(eos_token_ids)
+        if eos in self._checked:  # a request waits for 10 million tokens for some milliseconds
+            return
+        edges = np.flatnonzero(np.isin(self._tokens, eos))
+        nodes = np.searchsorted(self._row_offsets, edges, side="right") - 1
+        goes_on = self._row_offsets[edges + 1] != self._row_offsets[edges + 2]
+        if len(wrong := np.flatnonzero(goes_on | self._is_end[nodes])):
+            token = int(self._tokens[edges[wrong[0]]])
+            where = "within a sequence" if goes_on[wrong[0]] else "after a sequence of its own"
+            raise ConstraintError(
+                f"{self.name} has the end-of-sequence token {token} {where}; leave such tokens "
+                "out, the decoder allows them where a sequence ends"
+            )
+        self._checked.add(eos)
 
     @property
     def name(self) -> str:

@@ -215,6 +215,8 @@ void Pipeline::bind_constraint(DecodingConfig& config) {
     std::ostringstream key;
     key << config.trie_file << '\n' << config.trie_end << '\n'
         << (error ? 0 : time.time_since_epoch().count());
+    const Ints eos = config.eos_token_id.value_or(Ints());
+    for (const std::int64_t token : eos) key << ' ' << token;
     const auto load = [&]() -> std::shared_ptr<const Constraint> {
         std::optional<TokenTrie::End> end;
         if (!config.trie_end.empty()) {
@@ -226,6 +228,7 @@ void Pipeline::bind_constraint(DecodingConfig& config) {
                         "; expected 0 to " + std::to_string(bundle_.target.vocab_size - 1) +
                         ", the target's vocabulary: build it with the bundle's tokenizer");
         }
+        trie.check_ends(eos);
         return std::make_shared<TokenTrie>(std::move(trie));
     };
     const std::lock_guard lock(mutex_);

@@ -163,3 +163,23 @@ def test_a_trie_beyond_the_vocabulary_is_refused() -> None:
     assert binding.bound(TRIE) is None
     with pytest.raises(ConstraintError, match="has the token id 4; expected 0 to 3"):
         binding.bound(TokenTrie.from_sequences([[1, 4]]))
+
+
+@pytest.mark.parametrize(
+    ("sequences", "where"),
+    [
+        ([[1, 2], [1, 0, 2]], "within a sequence"),  # it would never be reached
+        ([[1], [1, 0]], "after a sequence of its own"),  # [1, 0] would be two candidates
+        ([[1], [2], [1, 3], [2, 3, 0], [2, 3]], "after a sequence of its own"),
+        ([[1, 0], [1, 3, 0], [2]], None),
+    ],
+)
+def test_a_sequence_goes_on_after_no_end_token_nor_is_there_without_it(sequences, where) -> None:
+    trie = TokenTrie.from_sequences(sequences)
+    binding = ConstraintBinding(Path("none"), 4, [0])
+    assert binding.bound(trie, []) is None  # a request in which token 0 ends nothing
+    if where is None:
+        assert binding.bound(trie) is None
+        return
+    with pytest.raises(ConstraintError, match=f"has the end-of-sequence token 0 {where}"):
+        binding.bound(trie)

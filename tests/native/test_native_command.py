@@ -8,6 +8,7 @@ import subprocess
 import pytest
 
 from dsbd_ort import Pipeline, TokenTrie
+from dsbd_ort.decoding.errors import ConstraintError
 from tests.doc_blocks import blocks_of
 from tests.lab.lab_run import lab_run
 from tests.native.conftest import ROOT, cached, run_or_fail
@@ -109,6 +110,12 @@ def test_a_trie(native_build, tiny_bundle, tiny_pipe, tmp_path):
     expected = tiny_pipe.generate([1], constraint=constraint, **options).sequences
     found = json.loads(done.stdout)["sequences"]
     assert [each["token_ids"] for each in found] == [each.token_ids for each in expected]
+    for eos, where in [(5, "within a sequence"), (7, "after a sequence of its own")]:
+        ends = with_options(constraint=constraint, eos_token_id=eos)
+        refused = run(native_build, tiny_bundle.path, "--ids", "1", *ends)
+        assert refused.returncode == 2 and f"token {eos} {where}" in refused.stderr
+        with pytest.raises(ConstraintError, match=f"token {eos} {where}"):
+            tiny_pipe.generate([1], constraint=constraint, eos_token_id=eos)
 
 
 @pytest.fixture(scope="module")

@@ -165,6 +165,19 @@ bool TokenTrie::is_trie() const {
 
 std::int64_t TokenTrie::highest_token() const { return std::ranges::max(tokens_); }
 
+void TokenTrie::check_ends(const Ints& eos_token_ids) const {
+    for (std::size_t edge = 0; edge < tokens_.size(); ++edge) {
+        const std::int64_t token = tokens_[edge];
+        if (std::ranges::find(eos_token_ids, token) == eos_token_ids.end()) continue;
+        const bool goes_on = row_offsets_[edge + 1] != row_offsets_[edge + 2];
+        const auto next = std::ranges::upper_bound(row_offsets_, static_cast<std::int64_t>(edge));
+        if (!goes_on && !is_end_[at(next - row_offsets_.begin() - 1)]) continue;
+        throw Error(name() + " has the end-of-sequence token " + std::to_string(token) +
+                    (goes_on ? " within a sequence" : " after a sequence of its own") +
+                    "; leave such tokens out, the decoder allows them where a sequence ends");
+    }
+}
+
 std::span<const std::int32_t> TokenTrie::edges(State state) const {
     const std::size_t first = at(row_offsets_[at(state)]), stop = at(row_offsets_[at(state) + 1]);
     return std::span(tokens_).subspan(first, stop - first);

@@ -18,6 +18,8 @@ public:
 
     /// The highest token id of all sequences.
     std::int64_t highest_token() const;
+    /// Error: a sequence goes on after one of these tokens, or is there without it too.
+    void check_ends(const Ints& eos_token_ids) const;
     std::string name() const override { return "the token trie '" + path_ + "'"; }
     State start(IntSpan) const override { return 0; }
     State advance(State state, std::int64_t token) const override;
