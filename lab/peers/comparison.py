@@ -107,8 +107,8 @@ COMPARISONS = {
             prompts=_prompts,
             warm_up=_warm_up,
             columns=(
-                *("tool", "version", "precision", "what it did", "tokens/s", "new tokens"),
-                *("ours / theirs", "peak memory, MB", "same tokens"),
+                *("tool", "version", "precision", "what it did", "tokens/s"),
+                *("ours / theirs", "mean log-probability", "peak memory, MB", "same tokens"),
             ),
             note="No end token: every sequence has the full length, so length penalties and "
             "early stopping decide nothing.",

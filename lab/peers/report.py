@@ -3,10 +3,13 @@
 import datetime
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from dsbd_ort import Pipeline
 from dsbd_ort.benchmark.bootstrap import Estimate, Spread
 from dsbd_ort.benchmark.machine import Machine, this_machine
 from lab.frame.page import ratio_cell, spread_cell
@@ -18,6 +21,7 @@ from lab.peers.summary import BarResult, Requests, Row
 from scripts.document_sections import table
 from scripts.machine import one_core_taken
 
+LOGPROB = "mean log-probability"
 REASON_LINES = 2  # of an error: some print their whole state
 BAR_COLUMNS = ("ours", "over", "precision", "aimed at", "measured")
 
@@ -76,6 +80,9 @@ def compare(
     with one_core_taken() if is_busy else nullcontext():
         outcomes = list(measure_rounds(ready, plan, work / "logs", report))
     requests = [outcome for outcome in outcomes if isinstance(outcome, Request)]
+    if LOGPROB in comparison.columns:
+        report("log-probabilities of what was said")
+        requests = with_logprobs(requests, plan.prompts, pair.bundle_of("fp32"), threads)
     not_run += [outcome for outcome in outcomes if isinstance(outcome, NotRun)]
     for item in not_run:
         report(f"{item.peer.name}, {item.run.name}, {item.run.precision}: {item.reason}")
@@ -101,6 +108,24 @@ def compare(
         bars=[by_row.bar(bar) for bar in comparison.bars],
         requests=requests,
     )
+
+
+def with_logprobs(
+    requests: Sequence[Request], prompts: Sequence[Prompt], bundle: Path, threads: int
+) -> list[Request]:
+    """Return the requests with ``logprob``: a tool that leaves the target's law is seen by it."""
+    found: list[Request] = []
+    logprob_of: dict[tuple[int, ...], float] = {}
+    with Pipeline.from_bundle(bundle, num_threads=threads) as pipeline:
+        for request in requests:
+            prompt = prompts[request.prompt_index].token_ids
+            if (text := (*prompt, *request.token_ids)) not in logprob_of:
+                scored = pipeline.generate(list(text), max_new_tokens=1, prompt_logprobs=True)
+                assert scored.prompt_logprobs is not None  # asked for
+                logprobs = scored.prompt_logprobs.token_logprobs[len(prompt) :]
+                logprob_of[text] = float(np.mean(np.array(logprobs, dtype=np.float64)))
+            found.append(replace(request, logprob=logprob_of[text]))
+    return found
 
 
 def tables_of(report: dict[str, Any], comparison: Comparison | None = None) -> str:
@@ -206,6 +231,7 @@ MEASURED: dict[str, Callable[[dict[str, Any]], str]] = {
     "ours / theirs": _ratio,
     "peak memory, MB": lambda row: f"{row['peak_bytes'] / 1e6:.0f}",
     "same tokens": _same_tokens,
+    LOGPROB: lambda row: _interval(row.get("logprob")),
     "ms a request": _milliseconds,
     "legal ids/s": lambda row: spread_cell(Spread(**row["searches"]["legal_per_s"])),
     "illegal": _illegal,

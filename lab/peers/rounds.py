@@ -41,6 +41,8 @@ class Request:
         sequences, scores: of all returned sequences, best first; None but in retrieval, and the
             scores where the tool does not say them.
         num_legal: how many of the sequences are ids; None without ids.
+        logprob: mean log-probability of the tokens under the target in fp32, at temperature 1;
+            None before it is computed.
         peak_bytes: peak memory of the process so far, including loading.
         version, settings: reported by the runner.
     """
@@ -61,6 +63,7 @@ class Request:
     sequences: list[list[int]] | None = None
     scores: list[float] | None = None
     num_legal: int | None = None
+    logprob: float | None = None
 
     @property
     def tokens_per_s(self) -> float:

@@ -43,6 +43,7 @@ class Row:
         peak_bytes: the highest of all rounds' processes.
         searches: of a run that returns all its beams, else None.
         time_ratio: as ``ratio``, of requests per second.
+        logprob: mean over requests.
     """
 
     peer: str
@@ -67,6 +68,7 @@ class Row:
     peak_bytes: int | None = None
     searches: Searches | None = None
     time_ratio: Estimate | None = None
+    logprob: Estimate | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,6 +149,7 @@ class Requests:
             peak_bytes=max(request.peak_bytes for request in requests),
             searches=searches_of(requests, self._searches_to_match(run, requests)),
             time_ratio=self._ratio(run.counterpart, requests, "requests_per_s"),
+            logprob=_logprob(requests),
         )
 
     def bar(self, bar: Bar) -> BarResult:
@@ -212,6 +215,11 @@ def _num_valid(requests: Sequence[Request]) -> int | None:
     if requests[0].is_valid is None:
         return None
     return sum(bool(request.is_valid) for request in requests)
+
+
+def _logprob(requests: Sequence[Request]) -> Estimate | None:
+    known = [request.logprob for request in requests if request.logprob is not None]
+    return bootstrap(known, "mean") if known else None
 
 
 def _tokens_per_iteration(requests: Sequence[Request]) -> float | None:

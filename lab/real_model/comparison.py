@@ -142,8 +142,8 @@ def comparison_of(checkpoint: Path, precisions: Sequence[str]) -> Comparison:
         warm_up=lambda tokenizer: chat_prompts(checkpoint, ("Hello",))(tokenizer, 1)[0],
         columns=(
             *("tool", "version", "precision", "what it did", "tokens/s", "tokens/iteration"),
-            *("times as fast as its own without", "ours / theirs", "peak memory, MB"),
-            "same tokens",
+            *("times as fast as its own without", "ours / theirs", "mean log-probability"),
+            *("peak memory, MB", "same tokens"),
         ),
         note="Prompts of chats, greedily and at temperature 0.7 with top-p 0.9. No end token: "
         "every sequence has the full length.",
