@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from dsbd_ort.constraints.grammar_memory import GrammarMemory, held_bytes
+from dsbd_ort.constraints.grammar_memory import GrammarMemory
 from dsbd_ort.constraints.position import Position
 from dsbd_ort.decoding.errors import ConstraintError
 
@@ -127,14 +127,15 @@ class TextMasks:
                 self._spell_as_text(row, matcher)
 
     def _spell_as_text(self, bits: NDArray[np.int32], matcher: llguidance.LLMatcher) -> None:
-        """Replace a special token by the first token of its text.
+        """Replace a special token, the only one allowed, by the first token of its text.
 
         A forced text is spelled by the tokenizer, which reads "<|im_end|>" as the special token of
         that name. The matcher does not accept it as the text, which must begin with "<".
         """
-        tokens = np.flatnonzero(np.unpackbits(bits.view(np.uint8), bitorder="little"))
-        token = int(tokens[0])
-        if len(tokens) > 1 or not self.tokenizer.is_special_token(token):
+        (index,) = bits.nonzero()[0].tolist()  # the one word that is not 0
+        word = int(bits.view(np.uint32)[index])
+        token = 32 * index + word.bit_length() - 1
+        if word.bit_count() > 1 or not self.tokenizer.is_special_token(token):
             return
         text = matcher.compute_ff_bytes().decode(errors="ignore")
         if matcher.validate_tokens([token]) or not text:
@@ -160,10 +161,10 @@ class MatcherPool:
             self._guide = _Guide(self._name, root)
 
     def __del__(self) -> None:
-        before = held_bytes()
+        before = self._memory.look()
         self._runners.clear()
         self._guide = None
-        self._memory.add(held_bytes() - before, num_requests=-1)
+        self._memory.add(self._memory.look() - before, num_requests=-1)
 
     def look_up(self, positions: Sequence[Position]) -> list[tuple[NDArray[np.int32], bool]]:
         """Return the mask of each position, and whether the text may end there."""

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dsbd_ort.constraints import GrammarTokenizer, Lark, Regex
+from dsbd_ort.constraints import GrammarTokenizer, Lark, Regex, grammar_memory
 from dsbd_ort.constraints.grammar_memory import GrammarMemory, MemoryLimit, held_bytes
 from dsbd_ort.decoding.errors import ConstraintError
 from tests.constraints.forest_of_states import grammar_tokenizer, tokens_of
@@ -71,6 +71,17 @@ def test_a_request_that_grows_too_large_ends_and_others_go_on(guarded: GrammarTo
     assert again is not grows
     del grows, e
     assert held_bytes() - before < 8 * MIB
+
+
+@needs_glibc
+def test_without_a_limit_a_large_grammar_is_compiled_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is seen by the growth of the process: each look at all free memory can take long."""
+    made = grammar_tokenizer()
+    grows = hostile(1).bind(made)
+    monkeypatch.delattr(grammar_memory, "held_bytes")
+    follow(grows, grows.start([]), 160)
+    monkeypatch.undo()
+    assert grows.is_spent and hostile(1).bind(made) is not grows
 
 
 @needs_glibc
