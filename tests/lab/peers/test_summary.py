@@ -4,9 +4,12 @@ from dataclasses import asdict, replace
 from functools import partial
 from math import inf
 
+import numpy as np
 import pytest
 
+from lab.peers.report import with_logprobs
 from lab.peers.retrieval import WIDTHS, retrieval_bars, retrieval_peers
+from lab.peers.rounds import Prompt
 from lab.peers.searches import broken_checks, score_difference
 from lab.peers.summary import Bar, Requests
 from tests.lab.peers.samples import peer_of, request_of, run_of
@@ -160,3 +163,21 @@ def test_bars_are_of_rows_that_are_there():
         assert bar.aim == (2.0 if bar.peer == "transformers" else 1.0)
     assert {bar.ours.partition("=")[2] for bar in bars} == {"64", "256"}
     assert retrieval_bars([4, 32]) == ()
+
+
+def test_what_every_tool_said_is_judged_by_the_target(tiny_bundle, tiny_pipe):
+    prompts = [Prompt(token_ids=[1, 2, 3]), Prompt(token_ids=[4, 5])]
+    said = [tiny_pipe.generate(p.token_ids, max_new_tokens=6) for p in prompts]
+    (ours, theirs), other = (result.sequences[0] for result in said), [7, 7, 7]
+    requests = [
+        request_of("dsbd-ort", "greedy", 1.0, ours.token_ids),
+        request_of("tool", "greedy", 1.0, theirs.token_ids, index=1),
+        request_of("tool", "greedy", 1.0, other, index=1, number=1),
+    ]
+    found = with_logprobs(requests, prompts, tiny_bundle.path, 1)
+    assert found[0].logprob == pytest.approx(np.mean(ours.token_logprobs), abs=1e-5)
+    assert found[1].logprob == pytest.approx(np.mean(theirs.token_logprobs), abs=1e-5)
+    assert found[2].logprob < found[1].logprob  # tokens of no law
+    peer, run = peer_of(run_of("greedy")), run_of("greedy")
+    row = Requests(found, "dsbd-ort").row(replace(peer, name="tool"), run, None)
+    assert row.logprob.value == pytest.approx((found[1].logprob + found[2].logprob) / 2)

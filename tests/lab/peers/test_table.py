@@ -32,6 +32,7 @@ ROW = {
     "speedup": {"value": 1.25, "low": 1.0, "high": 1.5},
     "num_valid": 22,
     "tokens_per_iteration": 2.345,
+    "logprob": {"value": -0.9, "low": -1.0, "high": -0.8},
 }
 EMPTY = dict.fromkeys(ROW) | {"peer": "other", "run": "sampling", "precision": "fp32"}
 SEARCHES = {
@@ -59,13 +60,13 @@ REPORT = {
 }
 
 
-HEAD = "| tool | 1.2 | int8 | beam search W=4 | 50.0 (40.0 to 60.0) | 47.5 |"
-TAIL = "**1.50** (1.25 to 2.00) of ours W=4 | 600 | 23/24 as beam-search W=4 |"
+HEAD = "| tool | 1.2 | int8 | beam search W=4 | 50.0 (40.0 to 60.0) |"
+RATIO, TAIL = "**1.50** (1.25 to 2.00) of ours W=4 |", "600 | 23/24 as beam-search W=4 |"
 
 
 def test_rows_failures_settings_and_bars():
     lines = tables_of(REPORT).splitlines()
-    assert f"{HEAD} {TAIL}" in lines
+    assert f"{HEAD} {RATIO} **-0.90** (-1.00 to -0.80) | {TAIL}" in lines
     failed = r"| other |  | fp32 | sampling | not installed: no wheel for a \| b |  |  |  |  |"
     assert failed in lines
     assert "* tool, int8: type int8." in lines
@@ -77,7 +78,7 @@ def test_rows_failures_settings_and_bars():
 
 def test_a_table_of_schemas_counts_valid_documents_and_has_no_bars():
     lines = tables_of(REPORT | {"comparison": "schemas", "bars": []}).splitlines()
-    assert f"{HEAD} 22/24 | {TAIL}" in lines
+    assert f"{HEAD} 47.5 | 22/24 | {RATIO} {TAIL}" in lines
     assert lines[-1] == "* tool, int8: type int8."
 
 
