@@ -158,17 +158,19 @@ class _Growth:
 
     def __init__(self) -> None:
         self._is_exact = _last_look[0] < _CHEAP_LOOK
-        is_looked_at = self._is_exact or not random.randrange(_STEPS_A_LOOK)
-        self._held = held_bytes() if is_looked_at else None
-        self._resident = resident_bytes()
+        self._is_looked_at = self._is_exact or random.randrange(_STEPS_A_LOOK) == 0
+        self._held = held_bytes() if self._is_looked_at else 0
+        self._resident = 0 if self._is_exact else resident_bytes()
 
     def num_bytes(self) -> int:
+        if self._is_exact:
+            return held_bytes() - self._held
         grown = resident_bytes() - self._resident
-        if self._held is None or (grown > 0 and not self._is_exact):
+        if grown > 0 or not self._is_looked_at:
             return max(grown, 0)
         found = held_bytes() - self._held
         # A table that doubles is seen in few steps: it stands for itself.
-        return found if self._is_exact or found > _TABLE_BYTES else _STEPS_A_LOOK * found
+        return found if found > _TABLE_BYTES else _STEPS_A_LOOK * found
 
 
 def resident_bytes() -> int:
