@@ -2,7 +2,6 @@
 
 import contextlib
 import gc
-import itertools
 import tracemalloc
 from dataclasses import replace
 from functools import partial
@@ -204,14 +203,15 @@ def test_memory_does_not_grow_with_the_requests():
     held = []
     tracemalloc.start()
     try:
-        for lap in range(4):
+        for lap in range(9):
             for request in drawn:
                 options = {**request.options, "seed": lap, "length_penalty": 1.0 + lap}
                 check_whole_request(replace(request, options=options, tables=[]))
             gc.collect()
             held.append(tracemalloc.get_traced_memory()[0])
+            # what leaks grows in every lap, numpy's caches and other threads now and then
+            if lap > 1 and held[-1] - held[-2] < 6_000:
+                return
     finally:
         tracemalloc.stop()
-    # what leaks grows in every lap, numpy's caches of small buffers grow now and then
-    grown = [after - before for before, after in itertools.pairwise(held[1:])]
-    assert min(grown) < 6_000, held
+    raise AssertionError(f"each lap left more: {held}")
