@@ -190,7 +190,7 @@ class ConstraintBinding:
 
         eos_token_ids: of the request; None: of the bundle.
         num_dropped_spaces: at the beginning of the text, see ``TextWindow``.
-        ConstraintError: it is invalid, or has tokens that the target lacks, or ends in its midst.
+        ConstraintError: it is invalid, or a trie with tokens that the target lacks or that end it.
         """
         if isinstance(constraint, TokenTrie):
             if constraint.highest_token >= self._vocab_size:

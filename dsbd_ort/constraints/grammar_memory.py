@@ -4,9 +4,8 @@ The matchers of a grammar share a lexer, which keeps every state that a path has
 each if the grammar has hundreds of terminals. The library does not report its memory, so the
 allocations of the process before and after its calls are compared. This includes allocations of
 other threads in the meantime, which even out over many calls. Such a look visits all free memory:
-0.7 ms once a tokenizer of 150,000 tokens has been read. If looks are not cheap, what counts is how
-far the process grows, and of the steps in which it does not, one in eight, by chance, is looked at
-and counts eight times: a grammar that grows within free memory is bounded by it meanwhile.
+0.7 ms once a tokenizer of 150,000 tokens has been read. Without a limit the growth of the process
+says well enough when a grammar should be compiled anew.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ import contextlib
 import ctypes
 import functools
 import mmap
-import random
 import threading
 import time
 import weakref
@@ -25,9 +23,7 @@ from typing import Any
 from dsbd_ort.decoding.errors import ConstraintError
 
 MOST_BYTES = 256 << 20  # limit of all grammars of a tokenizer together
-_CHEAP_LOOK, _LONG_LOOK = 1e-4, 5e-4  # seconds
-_STEPS_A_LOOK = 8  # if looks are not cheap
-_TABLE_BYTES = 1 << 20
+_LONG_LOOK = 5e-4
 _TRIM_SECONDS = 1.0  # between two trims
 _BYTES_OF_ONE_STEP = 64 << 20  # the masks of one step may add this before it is counted
 
@@ -64,21 +60,25 @@ class GrammarMemory:
     def following(self) -> Iterator[None]:
         """Count allocations within the block; end a request whose grammar uses too much."""
         self.check()
-        growth = _Growth()
+        before = self.look()
         try:
             yield
         except ConstraintError:
             self.has_failed = True
             raise
         finally:
-            self.add(growth.num_bytes())
+            self.add(self.look() - before)
         self._limit.keep()
         self.check()
+
+    def look(self) -> int:
+        """Return the memory of this process, as exactly as the limit needs it."""
+        return held_bytes() if self._limit.is_set else resident_bytes()
 
     def add(self, num_bytes: int = 0, *, num_requests: int = 0) -> None:
         """Add allocated bytes and started requests; negative numbers are freed and ended ones."""
         with self._lock:
-            self.followed = max(self.followed + num_bytes, 0)  # few looks may miss what was there
+            self.followed += num_bytes
             self.num_requests += num_requests
 
     def check(self) -> None:
@@ -99,6 +99,10 @@ class MemoryLimit:
         self._drop_one = drop_one
         self._memories: weakref.WeakSet[GrammarMemory] = weakref.WeakSet()
         self._lock = threading.RLock()
+
+    @property
+    def is_set(self) -> bool:
+        return self._most_bytes is not None
 
     def take_in(self, memory: GrammarMemory) -> None:
         """Add a grammar, or refuse it: running requests have priority over new ones."""
@@ -153,26 +157,6 @@ def _glibc() -> Any:
     return library
 
 
-class _Growth:
-    """How far the memory of the process grows from now on, as exactly as is cheap."""
-
-    def __init__(self) -> None:
-        self._is_exact = _last_look[0] < _CHEAP_LOOK
-        self._is_looked_at = self._is_exact or random.randrange(_STEPS_A_LOOK) == 0
-        self._held = held_bytes() if self._is_looked_at else 0
-        self._resident = 0 if self._is_exact else resident_bytes()
-
-    def num_bytes(self) -> int:
-        if self._is_exact:
-            return held_bytes() - self._held
-        grown = resident_bytes() - self._resident
-        if grown > 0 or not self._is_looked_at:
-            return max(grown, 0)
-        found = held_bytes() - self._held
-        # A table that doubles is seen in few steps: it stands for itself.
-        return found if found > _TABLE_BYTES else _STEPS_A_LOOK * found
-
-
 def resident_bytes() -> int:
     """Return the memory of this process that is in RAM, 0 if the system does not say it."""
     try:
@@ -182,8 +166,7 @@ def resident_bytes() -> int:
         return 0
 
 
-_last_look = [0.0]  # seconds that it took; of the process
-_last_trim = [0.0]  # when
+_last_trim = [0.0]  # when; of the process
 
 
 def held_bytes() -> int:
@@ -195,7 +178,7 @@ def held_bytes() -> int:
         return 0
     began = time.perf_counter()
     info = library.mallinfo2()
-    _last_look[0] = seconds = time.perf_counter() - began
+    seconds = time.perf_counter() - began
     # mallinfo2 visits every free piece, of which a large grammar leaves a hundred thousand.
     # Trimming joins them in some milliseconds, and returns memory to the system.
     if seconds > _LONG_LOOK and began - _last_trim[0] > _TRIM_SECONDS:

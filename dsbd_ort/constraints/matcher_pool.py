@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from dsbd_ort.constraints.grammar_memory import GrammarMemory, held_bytes
+from dsbd_ort.constraints.grammar_memory import GrammarMemory
 from dsbd_ort.constraints.position import Position
 from dsbd_ort.decoding.errors import ConstraintError
 
@@ -161,10 +161,10 @@ class MatcherPool:
             self._guide = _Guide(self._name, root)
 
     def __del__(self) -> None:
-        before = held_bytes()
+        before = self._memory.look()
         self._runners.clear()
         self._guide = None
-        self._memory.add(held_bytes() - before, num_requests=-1)
+        self._memory.add(self._memory.look() - before, num_requests=-1)
 
     def look_up(self, positions: Sequence[Position]) -> list[tuple[NDArray[np.int32], bool]]:
         """Return the mask of each position, and whether the text may end there."""
