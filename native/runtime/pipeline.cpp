@@ -4,7 +4,6 @@
 #include <sstream>
 #include <system_error>
 
-#include "constraints/token_trie.hpp"
 #include "set_up.hpp"
 
 namespace dsbd {
@@ -215,9 +214,7 @@ void Pipeline::bind_constraint(DecodingConfig& config) {
     std::ostringstream key;
     key << config.trie_file << '\n' << config.trie_end << '\n'
         << (error ? 0 : time.time_since_epoch().count());
-    const Ints eos = config.eos_token_id.value_or(Ints());
-    for (const std::int64_t token : eos) key << ' ' << token;
-    const auto load = [&]() -> std::shared_ptr<const Constraint> {
+    const auto load = [&]() -> std::shared_ptr<TokenTrie> {
         std::optional<TokenTrie::End> end;
         if (!config.trie_end.empty()) {
             end = config.trie_end == "eos" ? TokenTrie::End::eos : TokenTrie::End::leaf;
@@ -228,11 +225,12 @@ void Pipeline::bind_constraint(DecodingConfig& config) {
                         "; expected 0 to " + std::to_string(bundle_.target.vocab_size - 1) +
                         ", the target's vocabulary: build it with the bundle's tokenizer");
         }
-        trie.check_ends(eos);
         return std::make_shared<TokenTrie>(std::move(trie));
     };
     const std::lock_guard lock(mutex_);
-    config.constraint = recent(tries_, key.str(), MOST_TRIES, load);
+    const auto trie = recent(tries_, key.str(), MOST_TRIES, load);
+    trie->check_ends(config.eos_token_id.value_or(Ints()));
+    config.constraint = trie;
     if (const auto most = config.constraint->most_tokens()) config.end_after(*most);
 }
 

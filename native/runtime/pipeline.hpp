@@ -13,10 +13,10 @@
 #include <utility>
 #include <variant>
 
+#include "constraints/token_trie.hpp"
 #include "drafting/acceptance.hpp"
 #include "drafting/cost_curve.hpp"
 #include "drafting/ngram.hpp"
-#include "logits_processing/constraint.hpp"
 #include "option_defaults.hpp"
 #include "request.hpp"
 #include "runtime/huge_pages.hpp"
@@ -91,7 +91,7 @@ private:
     std::mutex mutex_;  // guards what follows
     std::shared_ptr<const Text> text_;
     // The latest used, last; of tries by file, of estimators by options.
-    std::list<std::pair<std::string, std::shared_ptr<const Constraint>>> tries_;
+    std::list<std::pair<std::string, std::shared_ptr<TokenTrie>>> tries_;
     std::list<std::pair<std::string, std::shared_ptr<AcceptanceEstimator>>> estimators_;
 };
 

@@ -165,7 +165,8 @@ bool TokenTrie::is_trie() const {
 
 std::int64_t TokenTrie::highest_token() const { return std::ranges::max(tokens_); }
 
-void TokenTrie::check_ends(const Ints& eos_token_ids) const {
+void TokenTrie::check_ends(const Ints& eos_token_ids) {
+    if (checked_ends_ == eos_token_ids) return;  // looking at 10 million tokens takes a while
     for (std::size_t edge = 0; edge < tokens_.size(); ++edge) {
         const std::int64_t token = tokens_[edge];
         if (std::ranges::find(eos_token_ids, token) == eos_token_ids.end()) continue;
@@ -176,6 +177,7 @@ void TokenTrie::check_ends(const Ints& eos_token_ids) const {
                     (goes_on ? " within a sequence" : " after a sequence of its own") +
                     "; leave such tokens out, the decoder allows them where a sequence ends");
     }
+    checked_ends_ = eos_token_ids;
 }
 
 std::span<const std::int32_t> TokenTrie::edges(State state) const {

@@ -18,8 +18,8 @@ public:
 
     /// The highest token id of all sequences.
     std::int64_t highest_token() const;
-    /// Error: a sequence goes on after one of these tokens, or is there without it too.
-    void check_ends(const Ints& eos_token_ids) const;
+    /// Error: one of these tokens is within a sequence, or ends one that is there without it too.
+    void check_ends(const Ints& eos_token_ids);
     std::string name() const override { return "the token trie '" + path_ + "'"; }
     State start(IntSpan) const override { return 0; }
     State advance(State state, std::int64_t token) const override;
@@ -38,6 +38,7 @@ private:
 
     std::string path_;
     End end_ = End::leaf;
+    std::optional<Ints> checked_ends_;
     std::vector<std::int64_t> row_offsets_;  // (num_nodes + 1,) edges of node n begin here
     std::vector<std::int32_t> tokens_;       // (num_nodes - 1,) of the edge to node e + 1
     std::vector<std::uint8_t> is_end_;       // (num_nodes,)
