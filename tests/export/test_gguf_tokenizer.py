@@ -51,10 +51,13 @@ def written(file: Path, folder: Path) -> tuple[Tokenizer, list[str]]:
     return written_tokenizer(open_pair(ExportConfig(target=str(file), output=folder))[0], folder)
 
 
-def with_plain_token(vocabulary: Vocabulary, token: str) -> Vocabulary:
+def with_tokens(
+    vocabulary: Vocabulary, tokens: str, kind: int = gguf.TokenType.NORMAL
+) -> Vocabulary:
     assert vocabulary.kinds is not None
-    kinds = [*vocabulary.kinds, gguf.TokenType.NORMAL]
-    return dataclasses.replace(vocabulary, tokens=[*vocabulary.tokens, token], kinds=kinds)
+    added = tokens.split()
+    kinds = [*vocabulary.kinds, *[kind] * len(added)]
+    return dataclasses.replace(vocabulary, tokens=[*vocabulary.tokens, *added], kinds=kinds)
 
 
 def refusal(file: Path, vocabulary: Vocabulary) -> str:
@@ -123,13 +126,69 @@ def test_a_word_of_the_vocabulary_is_its_token_for_llama_3_alone(file):
     lengths = {}
     for name in ("llama-bpe", "tekken", "qwen2"):
         vocabulary = byte_level(pre=name, add_bos_token=False)
-        lengths[name] = len(ids_of(file, with_plain_token(vocabulary, "xyzzy"), "xyzzy"))
+        lengths[name] = len(ids_of(file, with_tokens(vocabulary, "xyzzy"), "xyzzy"))
     assert lengths == {"llama-bpe": 1, "tekken": 1, "qwen2": 5}
 
 
 def test_tokens_that_files_call_plain_are_control_tokens(file):
-    vocabulary = with_plain_token(byte_level(pre="qwen2"), "<|im_end|>")
+    vocabulary = with_tokens(byte_level(pre="qwen2"), "<|im_end|>")
     assert ids_of(file, vocabulary, "<|im_end|>") == [len(vocabulary.tokens) - 1]
+
+
+CONTROL = gguf.TokenType.CONTROL
+ENDS: list[tuple[str, int, dict[str, int], str]] = [
+    # further tokens, their kind, fields by the place of a further token; ends after the eos
+    (
+        "<|im_start|> <|im_end|> <|endoftext|> <|fim_prefix|> <|fim_suffix|> <|fim_middle|> "
+        "<|fim_pad|> <|repo_name|> <|file_sep|> <|fim_repo|>",
+        CONTROL,
+        {"eos": 1, "padding": 2},
+        "<|im_end|> <|endoftext|> <|fim_pad|> <|file_sep|> <|fim_repo|>",  # one name of a place
+    ),
+    ("<|im_end|> <|endoftext|>", gguf.TokenType.NORMAL, {}, "<|im_end|> <|endoftext|>"),
+    ("<a> <|fim_pad|> <b>", CONTROL, {"eot": 0, "fim_pad": 2}, "<a> <b>"),
+    ("<|fim_pad|>", CONTROL, {"fim_pad": 2**31}, "<|fim_pad|>"),
+    ("</s>", CONTROL, {}, "</s>"),
+    ("</s> <eos>", gguf.TokenType.NORMAL, {}, "<eos>"),  # a tag of HTML
+    ("</s> <eos>", gguf.TokenType.USER_DEFINED, {}, "<eos>"),
+    ("</s> <eos> <turn|> <|tool_response>", CONTROL, {}, "<eos> <turn|> <|tool_response>"),
+    ("<|end|> <|endoftext|>", CONTROL, {}, "<|end|> <|endoftext|>"),  # Phi-3
+    ("<|end|> <|return|> <|call|>", CONTROL, {}, "<|return|> <|call|>"),  # gpt-oss
+    ("<|end|> <|flush|> <|calls|>", CONTROL, {}, "<|flush|> <|calls|>"),  # Solar Open
+    ("<|end|> <|return|>", CONTROL, {}, "<|end|> <|return|>"),
+    ("<a> <b>", CONTROL, {}, ""),
+]
+
+
+@pytest.mark.parametrize(("tokens", "kind", "places", "ends"), ENDS)
+def test_an_answer_also_ends_at_tokens_that_llama_cpp_knows_by_their_texts(
+    file, tmp_path, tokens, kind, places, ends
+):
+    plain = byte_level(pre="qwen2")
+    for name, place in places.items():
+        plain.fields[f"tokenizer.ggml.{name}_token_id"] = len(plain.tokens) + place
+    vocabulary = with_tokens(plain, tokens, kind)
+    write_vocabulary(file, vocabulary)
+    checkpoint, _ = open_pair(ExportConfig(target=str(file), output=tmp_path / "bundle"))
+    eos = plain.fields["tokenizer.ggml.eos_token_id"]
+    found = [vocabulary.tokens[index] for index in checkpoint.eos_token_ids]
+    assert found == list(dict.fromkeys([vocabulary.tokens[eos], *ends.split()]))
+    named = {eos, plain.fields.get("tokenizer.ggml.eot_token_id")}
+    named |= {plain.fields.get("tokenizer.ggml.fim_pad_token_id")}
+    added = [f"{text} ({vocabulary.tokens.index(text)})" for text in found]
+    added = [
+        each for each, i in zip(added, checkpoint.eos_token_ids, strict=True) if i not in named
+    ]
+    line = f"target: answers also end at {', '.join(added)}, known by their texts as in llama.cpp"
+    lines = written_tokenizer(checkpoint, tmp_path / "bundle")[1]
+    assert [each for each in lines if "also end" in each] == ([line] if added else [])
+
+
+def test_a_closing_tag_of_html_is_text(file, tmp_path):
+    runtime, _ = written(
+        write_vocabulary(file, with_tokens(byte_level(pre="qwen2"), "</s>")), tmp_path / "bundle"
+    )
+    assert runtime.decode(runtime.encode("q</s>!")) == "q</s>!"
 
 
 def test_padding_by_a_plain_token_leaves_it_plain(file, tmp_path):

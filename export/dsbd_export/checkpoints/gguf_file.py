@@ -24,8 +24,10 @@ from dsbd_export.errors import ExportError, reason_of
 from dsbd_export.progress import Counter, counted
 
 MAGIC = b"GGUF"
+SENTENCEPIECE = "llama"  # as ``tokenizer.ggml.model`` calls it
 _VERSIONS = (2, 3)
-_DISPENSABLE = ("padding", "mask", "unknown")  # special tokens
+_DISPENSABLE = ("padding", "mask", "unknown", "fim_pad", "fim_rep", "fim_sep")  # special tokens
+_DEFAULT_IDS = {"bos": 1, "eos": 2, "unknown": 0}  # of sentencepiece, for files without
 _MOST_DIMENSIONS = 4
 _LAYER = re.compile(r"(?:^|\.)blk\.(\d+)\.")
 _COPY_AGAIN = "download or copy it again"
@@ -60,10 +62,11 @@ class GgufHeader:
         """
         key = f"tokenizer.ggml.{name}_token_id"
         index, size = self.values.get(key), len(self.values.get("tokenizer.ggml.tokens") or ())
-        if index is None or (isinstance(index, int) and 0 <= index < size):
+        if isinstance(index, int) and 0 <= index < size:
             return index
-        if name in _DISPENSABLE:
-            return None
+        if index is None or name in _DISPENSABLE:
+            is_sentencepiece = self.values.get("tokenizer.ggml.model") == SENTENCEPIECE
+            return _DEFAULT_IDS.get(name) if is_sentencepiece and size > len(_DEFAULT_IDS) else None
         raise ExportError(
             f"{self.file} names token {index!r} as {key}, and its tokenizer has {size} tokens; "
             "convert the model again"
@@ -196,7 +199,6 @@ class _Reader:
         return ExportError(f"{self._file} is cut or damaged: {in_one_line}; {_COPY_AGAIN}")
 
 
-_ENDS = ("eos", "eot", "eom")
 _FACTORS = "rope_freqs.weight"
 _ROPE_TENSORS = ("rope_freqs", "rope_factors")
 
@@ -255,12 +257,6 @@ def _scaling(header: GgufHeader) -> str | None:
         if name.endswith(".rope.scaling.type") and value != "none":
             return f"{name} = {value!r}"
     return None
-
-
-def gguf_end_ids(header: GgufHeader) -> list[int] | None:
-    """Return the tokens that end an answer, None if the file names none."""
-    found = (header.token_id(name) for name in _ENDS)
-    return list(dict.fromkeys(index for index in found if index is not None)) or None
 
 
 def gguf_refusal(header: GgufHeader, config: PreTrainedConfig) -> str | None:

@@ -23,12 +23,8 @@ from transformers import (
 from dsbd_export.checkpoints.checkpoint import Checkpoint, quiet_libraries
 from dsbd_export.checkpoints.checkpoint_files import json_object, read_proposed_tokens
 from dsbd_export.checkpoints.families import DEFAULT_FAMILY, FAMILIES
-from dsbd_export.checkpoints.gguf_file import (
-    gguf_end_ids,
-    gguf_refusal,
-    read_gguf_config,
-    read_header,
-)
+from dsbd_export.checkpoints.gguf_ends import ends_by_text, named_ends
+from dsbd_export.checkpoints.gguf_file import gguf_refusal, read_gguf_config, read_header
 from dsbd_export.checkpoints.quantized_weights import refusal_of_quantization
 from dsbd_export.config import MAX_CONTEXT, MIN_CONTEXT, ModelOptions
 from dsbd_export.errors import ExportError, reason_of
@@ -257,7 +253,9 @@ class GgufFiles(CheckpointFiles):
 
     @cached_property
     def generation(self) -> dict[str, Any]:
-        return {"eos_token_id": gguf_end_ids(read_header(self._file))}
+        header, size = read_header(self._file), decoder_vocab_size(text_config(self.config))
+        further = [index for index in ends_by_text(header).values() if index < size]
+        return {"eos_token_id": [*named_ends(header), *further] or None}
 
     @property
     def _file(self) -> Path:

@@ -31,25 +31,21 @@ from tokenizers import (
 from transformers import PreTrainedTokenizerBase, TokenizersBackend
 from transformers.tokenization_utils_base import generate_merges
 
-from dsbd_export.checkpoints.gguf_file import GgufHeader, read_header
+from dsbd_export.checkpoints.gguf_ends import CLOSING_TAG, END_TEXTS, FILL_IN_TEXTS, ends_by_text
+from dsbd_export.checkpoints.gguf_file import SENTENCEPIECE, GgufHeader, read_header
 from dsbd_export.errors import ExportError
 from dsbd_export.tokenizers.gguf_words import PRE_TOKENIZERS, PreTokenizer
 from dsbd_runtime.text.tokenizer import BYTE_BY_SYMBOL
 
-_SENTENCEPIECE, _GEMMA_4 = "llama", "gemma4"
-_KINDS = ("gpt2", _GEMMA_4, _SENTENCEPIECE)
+_GEMMA_4 = "gemma4"
+_KINDS = ("gpt2", _GEMMA_4, SENTENCEPIECE)
 _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
 _SPACE = "\u2581"
-_DEFAULT_IDS = {"bos": 1, "eos": 2, "unknown": 0}  # of sentencepiece, for files without
 _NAMED = {"bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad", "mask": "mask"}
 _STRIPPING = re.compile("phi-?3")
 _NOT_STRIPPING = ("<unk>", "<s>", "<|endoftext|>")
 # Some files call these plain tokens; llama.cpp takes them for control tokens by their texts.
-_ALWAYS_CONTROL = frozenset(
-    "<|eot_id|> <|im_end|> <|end|> <|return|> <|call|> <|flush|> <|calls|> <end_of_turn> </s> "
-    "<|endoftext|> <|eom_id|> <EOT> _<EOT> [EOT] [EOS] <|end_of_text|> <end_of_utterance> "
-    "<\uff5cend\u2581of\u2581sentence\uff5c>".split()
-)
+_ALWAYS_CONTROL = END_TEXTS.union(*FILL_IN_TEXTS.values())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +75,7 @@ class _Metadata:
         ends = {self.ids[name] for name in ("bos", "eos") if name in self.ids}
         for index, (text, kind) in enumerate(zip(self.tokens, self.kinds, strict=True)):
             is_special = kind in (_UNKNOWN, _CONTROL) or index in ends or text in _ALWAYS_CONTROL
-            if is_special or kind == _USER_DEFINED:
+            if is_special or kind == _USER_DEFINED or text == CLOSING_TAG:
                 rstrip = strips and text not in _NOT_STRIPPING
                 yield AddedToken(text, normalized=False, special=is_special, rstrip=rstrip)
 
@@ -117,6 +113,13 @@ def gguf_tokenizer_warning(file: Path) -> str | None:
     )
 
 
+def gguf_ends_line(file: Path, eos_token_ids: Sequence[int]) -> str | None:
+    """Return a line with the ends of an answer that a file does not name, None if it has none."""
+    added = ends_by_text(read_header(file)).items()
+    ends = ", ".join(f"{text} ({index})" for text, index in added if index in eos_token_ids)
+    return f"answers also end at {ends}, known by their texts as in llama.cpp" if ends else None
+
+
 def _metadata(file: Path, header: GgufHeader) -> _Metadata:
     values = header.values
     kind = values.get("tokenizer.ggml.model")
@@ -135,13 +138,11 @@ def _metadata(file: Path, header: GgufHeader) -> _Metadata:
             f"and kinds for {len(kinds)}; the three must be the same, and more than 2: convert the "
             "model again"
         )
-    ids = (_DEFAULT_IDS if kind == _SENTENCEPIECE else {}) | {
-        name: index for name in _NAMED if (index := header.token_id(name)) is not None
-    }
+    ids = {name: index for name in _NAMED if (index := header.token_id(name)) is not None}
     return _Metadata(
         header=header,
         kind=kind,
-        words=None if kind == _SENTENCEPIECE else _words(file, kind, values),
+        words=None if kind == SENTENCEPIECE else _words(file, kind, values),
         tokens=tokens,
         kinds=kinds,
         ids=ids,

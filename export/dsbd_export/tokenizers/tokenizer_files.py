@@ -21,7 +21,11 @@ from dsbd_export.checkpoints.checkpoint import Checkpoint, quiet_libraries
 from dsbd_export.checkpoints.checkpoint_files import json_object
 from dsbd_export.errors import ExportError, reason_of
 from dsbd_export.progress import Report
-from dsbd_export.tokenizers.gguf_tokenizer import gguf_tokenizer, gguf_tokenizer_warning
+from dsbd_export.tokenizers.gguf_tokenizer import (
+    gguf_ends_line,
+    gguf_tokenizer,
+    gguf_tokenizer_warning,
+)
 from dsbd_export.tokenizers.older_tokenizers import (
     OLDER_FILES,
     has_older_files,
@@ -89,6 +93,10 @@ def write_tokenizer_files(checkpoint: Checkpoint, folder: Path, report: Report) 
     elif checkpoint.encoder is not None:  # older ones have num_beams and the like in config.json
         said = json_object(checkpoint.folder / "config.json")
         GenerationConfig.from_model_config(said).save_pretrained(folder)
+    if checkpoint.gguf_file and (
+        line := gguf_ends_line(checkpoint.source, checkpoint.eos_token_ids)
+    ):
+        report(f"{checkpoint.role}: {line}")
     marian, encoder = checkpoint.tokenizer_folder, checkpoint.encoder
     if encoder is not None and is_marian(marian):
         with quiet_libraries():

@@ -1,0 +1,72 @@
+"""Tokens of a GGUF file that end an answer: those that it names, and those known by their texts.
+
+Converters name one to three of them. llama.cpp also ends at tokens that it knows by their texts
+(``special_eog_ids`` of its llama-vocab.cpp), among them tokens between the files of a repository,
+which a model writes after a text that it was to fill in. Its list is followed, except that a
+``</s>`` ends an answer only if the file calls it a control token: in Qwen2.5 and Gemma it is HTML.
+"""
+
+from collections.abc import Iterator
+
+from gguf import TokenType
+
+from dsbd_export.checkpoints.gguf_file import GgufHeader
+
+CLOSING_TAG = "</s>"  # ends an answer in Llama 2
+END_TEXTS = frozenset(
+    "<|eot_id|> <|im_end|> <|end|> <|return|> <|call|> <|flush|> <|calls|> <end_of_turn> "
+    "<|endoftext|> <|eom_id|> <EOT> _<EOT> [EOT] [EOS] <|end_of_text|> <end_of_utterance> <eos> "
+    "<turn|> <|tool_response> <\uff5cend\u2581of\u2581sentence\uff5c> [e~[".split()
+)
+FILL_IN_TEXTS = {
+    "fim_pre": "<|fim_prefix|> <fim-prefix> <fim_prefix> <\uff5cfim\u2581begin\uff5c> <PRE> "
+    "\u2581<PRE> <|code_prefix|> <|prefix|>".split(),
+    "fim_suf": "<|fim_suffix|> <fim-suffix> <fim_suffix> <\uff5cfim\u2581hole\uff5c> <SUF> "
+    "\u2581<SUF> <|code_suffix|> <|suffix|>".split(),
+    "fim_mid": "<|fim_middle|> <fim-middle> <fim_middle> <\uff5cfim\u2581end\uff5c> <MID> "
+    "\u2581<MID> <|code_middle|> <|middle|>".split(),
+    "fim_pad": "<|fim_pad|> <fim-pad> <fim_pad> <PAD> [PAD]".split(),
+    "fim_rep": "<|fim_repo|> <|repo_name|> <fim-repo> <REPO> <reponame>".split(),
+    "fim_sep": ["<|file_sep|>"],
+}
+"""Texts of the tokens around a text to fill in, by ggml's names for the tokens."""
+
+_NAMES = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
+_ENDS_NO_ANSWER = (  # with all of these tokens the first one separates parts of an answer
+    ("<|end|>", "<|return|>", "<|call|>"),
+    ("<|end|>", "<|flush|>", "<|call|>"),
+    ("<|end|>", "<|flush|>", "<|calls|>"),
+    (CLOSING_TAG, "<|tool_response>"),
+)
+
+
+def named_ends(header: GgufHeader) -> list[int]:
+    """Return the tokens that a file names as ends of an answer."""
+    found = (header.token_id(name) for name in _NAMES)
+    return list(dict.fromkeys(index for index in found if index is not None))
+
+
+def ends_by_text(header: GgufHeader) -> dict[str, int]:
+    """Return the further tokens that end an answer, id by text."""
+    ids = {text: i for i, text in enumerate(header.values.get("tokenizer.ggml.tokens") or ())}
+    closing = [CLOSING_TAG] if _is_control(header, ids.get(CLOSING_TAG)) else []
+    texts = END_TEXTS.union(_fill_in_ends(header, ids), closing) & ids.keys()
+    texts -= {first for first, *others in _ENDS_NO_ANSWER if texts.issuperset(others)}
+    named = named_ends(header)
+    return {
+        text: ids[text] for text in sorted(texts, key=ids.__getitem__) if ids[text] not in named
+    }
+
+
+def _fill_in_ends(header: GgufHeader, ids: dict[str, int]) -> Iterator[str]:
+    """Yield one text for each token around a text to fill in that ends it and is not named."""
+    for name, texts in FILL_IN_TEXTS.items():
+        if name in _NAMES and header.token_id(name) is None:
+            yield from [text for text in texts if text in ids][:1]
+
+
+def _is_control(header: GgufHeader, index: int | None) -> bool:
+    """Return whether a file calls a token a control token; ``index`` None: there is no token."""
+    kinds = header.values.get("tokenizer.ggml.token_type")
+    has_kind = index is not None and kinds is not None and index < len(kinds)
+    return has_kind and bool(kinds[index] == TokenType.CONTROL)
