@@ -26,7 +26,7 @@ from dsbd_runtime.bundle_files.bundle import MANIFEST_NAME, Manifest
 
 ENGINE_OPTIONS = ("bundle", "engine", "compute_capability", "capacity")
 """Options that may accompany --bundle without --draft."""
-NOT_OF_DRAFT = ("target", "adapter", "output", "demo", "features", "draft_quantize")
+NOT_OF_DRAFT = ("target", "adapter", "output", "demo", "features")
 """Options that may not accompany --bundle with --draft."""
 ACCEPTING_OPTIONS = ("bundle", "accept_parity", "output")
 """Options that --accept-parity needs; it takes no others."""
@@ -148,7 +148,7 @@ def run(arguments: ExportArguments, given: dict[str, str]) -> None:
             )
         if draft is not None and name in NOT_OF_DRAFT:
             raise click.UsageError(
-                f"--bundle with --draft keeps the target of the bundle, which it changes; leave "
+                f"--bundle with --draft changes the draft of a bundle and keeps its target; leave "
                 f"out {long_flag}"
             )
     if draft is not None:

@@ -362,3 +362,19 @@ class DraftConfig(DraftedOptions):
 
     bundle: Path
     draft: str
+    draft_quantize: str | None = None  # another name of ``quantize``, as the target is kept
+
+    def __post_init__(self) -> None:
+        if self.draft_quantize is None:
+            super().__post_init__()
+            return
+        if self.quantize not in ("none", self.draft_quantize):
+            raise ExportError(
+                f"quantize={self.quantize!r} and draft_quantize={self.draft_quantize!r} are both "
+                "of the draft, as the target of the bundle is kept; give one of them"
+            )
+        object.__setattr__(self, "quantize", self.draft_quantize)
+        try:
+            super().__post_init__()
+        except ExportError as error:
+            raise ExportError(f"draft_quantize, of the draft: {error}") from error

@@ -44,11 +44,18 @@ def test_a_target_alone_and_a_draft_added_to_it(tmp_path):
     assert f"add a draft with: dsbd-export --bundle {bundle} --draft DRAFT" in done.stderr
     assert "draft/model.onnx" not in done.stdout
     assert open_bundle(bundle, verify=True).roles == ("target",)
-    done = dsbd_export("--bundle", bundle, "--draft", model, "--dtype", "fp16")
+    before = open_bundle(bundle).manifest
+    (texts := tmp_path / "texts.txt").write_text("def path(x):\n    return x\n")
+    cheaper = ("--draft-quantize", "int4", "--draft-vocab", 64, "--draft-texts", texts)
+    done = dsbd_export("--bundle", bundle, "--draft", model, "--dtype", "fp16", *cheaper)
     assert done.exit_code == 0, done.stderr
     assert "draft/model.onnx" in done.stdout and "add a draft with" not in done.stderr
     now = open_bundle(bundle, verify=True)
-    assert [now.entry(role).dtype for role in now.roles] == ["fp32", "fp16"]
+    assert now.manifest.target == before.target
+    assert before.files.items() <= now.manifest.files.items()
+    draft = now.entry("draft")
+    assert (draft.dtype, draft.quantization) == ("fp16", "int4-symmetric")
+    assert "draft: proposes 64 of" in " ".join(done.stderr.split())
 
 
 def test_different_vocabularies_are_refused_and_leave_nothing(tmp_path):
@@ -93,11 +100,14 @@ BUNDLE_ERRORS = [  # (arguments besides --bundle, words of the message)
     (["--capacity", "256"], "give --draft to add or replace its draft, or --engine"),
     (["--engine", "onnx"], "engine='onnx' is no TensorRT"),
     (["--draft", "/no/such"], "/no/such"),
-    (["--draft", "x", "--target", "y"], "keeps the target of the bundle, which it changes; leave"),
-    (["--draft", "x", "-o", "other"], "which it changes; leave out --output"),
+    (
+        ["--draft", "x", "--target", "y"],
+        "changes the draft of a bundle and keeps its target; leave out --target",
+    ),
+    (["--draft", "x", "-o", "other"], "keeps its target; leave out --output"),
     (["--draft", "x", "--demo"], "leave out --demo"),
-    (["--draft", "x", "--adapter", "y"], "which it changes; leave out --adapter"),
-    (["--draft", "x", "--draft-quantize", "int8"], "leave out --draft-quantize"),
+    (["--draft", "x", "--adapter", "y"], "keeps its target; leave out --adapter"),
+    (["--draft", "x", "--draft-quantize", "int3"], "draft_quantize, of the draft: quantize='int3'"),
     (["--draft", "x", "--quantize", "int8", "--engine", "tensorrt-rtx"], "not in engine='tensor"),
     (["--engine", "tensorrt-rtx", "--capacity", "300"], "capacity=300"),
 ]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dsbd_export.config import ExportConfig
+from dsbd_export.config import DraftConfig, ExportConfig
 from dsbd_export.errors import ExportError
 from dsbd_export.tool_versions import TRIED_VERSIONS, tool_versions, tried_range, untried_versions
 from dsbd_runtime.errors import DsbdError
@@ -87,6 +87,20 @@ def test_refused_options(options, words):
         ExportConfig(**{"target": "t", "draft": "d", "output": Path("b"), **options})
     assert words in str(caught.value) and "\n" not in str(caught.value)
     assert isinstance(caught.value, DsbdError)
+
+
+def test_the_draft_of_a_bundle_has_its_precision_under_either_name():
+    found = {
+        DraftConfig(bundle=Path("b"), draft="d", max_kl=0.5, **{name: "int8"})
+        .for_vocabulary(50_000)
+        .quantization
+        for name in ("quantize", "draft_quantize")
+    }
+    assert found == {"int8-dynamic"}
+    with pytest.raises(
+        ExportError, match="='int8' and draft_quantize='int4' are both of the draft"
+    ):
+        DraftConfig(bundle=Path("b"), draft="d", quantize="int8", draft_quantize="int4")
 
 
 def test_the_config_does_not_change():
