@@ -40,7 +40,7 @@ from dsbd_export.passes.exact_attention import attend_exactly, without_exact_for
 from dsbd_export.passes.merged_products import merge_products, transpose_before_split
 from dsbd_export.passes.optimize import group_query_heads
 from dsbd_export.passes.webgpu_graph import read_rows_of_sources, use_webgpu_operators
-from dsbd_export.progress import Counter, Report, counted
+from dsbd_export.progress import MB, Counter, Report, counted
 from dsbd_export.quantization.quantize import quantize_graph
 from dsbd_export.quantization.row_forms import RowsOfProducts
 from dsbd_export.tensorrt.tensorrt_build import build_engines
@@ -268,10 +268,12 @@ def _write_graph(
         check_for_tensorrt(graph, checkpoint)
     phase = f"{role}: saving the {captured.name} and its weights"
     report(phase)
-    counter = Counter(phase, "weights", report)
+    counter = Counter(phase, MB, report)
+    weights = (value.const_value for each in graph.graphs() for value in each.initializers.values())
+    total = sum(weight.nbytes for weight in weights if weight is not None)
 
     def written(_: object, info: ir.external_data.CallbackInfo) -> None:
-        counter.done(info.index + 1, info.total)
+        counter.done(info.offset, total)  # called before the weight is written there
 
     ir.save(graph, folder / captured.file, external_data=captured.weights, callback=written)
 

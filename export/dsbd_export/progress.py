@@ -15,6 +15,7 @@ Clock = Callable[[], float]
 Part = TypeVar("Part")
 
 SECONDS_BETWEEN = 10.0
+MB = "MB"
 _WARNING_LOGGERS = ("torch.onnx", "transformers")
 
 
@@ -25,7 +26,7 @@ def silent(_: str) -> None:
 class Counter:
     """Reports how much of a phase is done and how long the rest may take.
 
-    parts: name of the counted things, such as "cases"; "" if nothing is counted.
+    parts: name of the counted things, such as "cases"; ``MB`` for bytes; "" if nothing is counted.
     report: gets "PHASE: 5 of 13 cases, about 40 s left", at most once in ``SECONDS_BETWEEN``.
     """
 
@@ -38,8 +39,10 @@ class Counter:
 
     def done(self, number: int, total: int) -> None:
         """Report that so many parts are done, if it is time; the last one ends the phase."""
-        if number < total:
-            self._say(f"{number:,} of {total:,} {self._parts}", number / total)
+        if 0 < number < total:
+            shown_as, unit = (".1f", 10**6) if self._parts == MB else (".0f", 1)
+            amounts = (f"{each / unit:,{shown_as}}" for each in (number, total))
+            self._say(f"{' of '.join(amounts)} {self._parts}", number / total)
 
     def passed(self, share: float) -> None:
         """Report that a share of the phase has passed, more than 0 and less than 1."""
@@ -76,11 +79,15 @@ def to_stdout(report: Report, stdout: TextIO) -> Report:
     return printed
 
 
-def counted(parts: Sequence[Part], counter: Counter) -> Iterator[Part]:
-    """Yield the parts of a phase; each is counted when the next one is requested."""
-    for number, part in enumerate(parts, 1):
+def counted(
+    parts: Sequence[Part], counter: Counter, size_of: Callable[[Part], int] = lambda _: 1
+) -> Iterator[Part]:
+    """Yield the parts of a phase; each is counted, by its size, when the next one is requested."""
+    done, total = 0, sum(map(size_of, parts))
+    for part in parts:
         yield part
-        counter.done(number, len(parts))
+        done += size_of(part)
+        counter.done(done, total)
 
 
 def shown(seconds: float) -> str:

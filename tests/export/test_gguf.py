@@ -87,10 +87,11 @@ def test_dequantizing_is_counted_and_no_bar_is_drawn(tmp_path, monkeypatch, capf
     monkeypatch.setattr(progress, "SECONDS_BETWEEN", 0.0)
     file, lines = write_gguf(DRAFT, tmp_path / "m.gguf", "Q8_0"), []
     load_model(open_pair(config_of(file))[0], report=lines.append)
-    total = len(GGUFReader(file).tensors)
+    sizes = np.cumsum([tensor.n_bytes for tensor in GGUFReader(file).tensors]) / 10**6
     phase = "target: dequantizing m.gguf"
     said = [line.split(", about ")[0] for line in lines]
-    assert said == [phase, *(f"{phase}: {n} of {total} weights" for n in range(1, total))]
+    assert said == [phase, *(f"{phase}: {n:.1f} of {sizes[-1]:.1f} MB" for n in sizes[:-1])]
+    assert len(set(said)) > 5
     assert capfd.readouterr().err == ""
 
 

@@ -7,7 +7,7 @@ import pytest
 from dsbd_export import progress
 from dsbd_export.config import ExportConfig
 from dsbd_export.pipeline import export_bundle
-from dsbd_export.progress import Counter, counted, shown
+from dsbd_export.progress import MB, Counter, counted, shown
 
 
 def lines_of(num_parts: int, seconds_a_part: float) -> list[str]:
@@ -31,6 +31,18 @@ COUNTS = [  # (parts, seconds of each, those after which a line is seen)
 ]
 
 
+def test_weights_are_counted_by_their_bytes():
+    now, lines, megabytes = 0.0, [], [300, 2, 90, 8]
+
+    def clock() -> float:
+        return now
+
+    counter = Counter("dequantizing", MB, lines.append, clock=clock)
+    for size in counted(megabytes, counter, lambda size: size * 10**6):
+        now += size / 10
+    assert lines == ["dequantizing: 300.0 of 400.0 MB, about 10 s left"]
+
+
 @pytest.mark.parametrize(("number", "seconds", "said"), COUNTS)
 def test_counts_are_said_now_and_then(number, seconds, said):
     wanted = [
@@ -48,15 +60,20 @@ def test_long_phases_of_an_export_move(small_llama_folder, tmp_path, monkeypatch
     export_bundle(config, report=print)
     lines = capsys.readouterr().out.splitlines()
     assert not [line for line in lines if "[torch.onnx]" in line]
-    for phase, parts in (
-        ("target: saving the graph and its weights", "weights"),
-        ("target: comparing with the checkpoint", "cases"),
-    ):
-        said = [line for line in lines if line.startswith(f"{phase}: ")]
-        total = len(said) + 1
-        assert total > 5
-        for number, line in enumerate(said, 1):
-            assert re.fullmatch(rf"{phase}: {number} of {total} {parts}, about [\d.]+ s left", line)
+    phase = "target: comparing with the checkpoint"
+    said = [line for line in lines if line.startswith(f"{phase}: ")]
+    total = len(said) + 1
+    assert total > 5
+    for number, line in enumerate(said, 1):
+        assert re.fullmatch(rf"{phase}: {number} of {total} cases, about [\d.]+ s left", line)
+    phase = "target: saving the graph and its weights"
+    said = [line.removeprefix(f"{phase}: ") for line in lines if line.startswith(f"{phase}: ")]
+    size = (tmp_path / "bundle" / "target" / "model.onnx.data").stat().st_size / 10**6
+    assert len(said) > 4
+    done = [re.fullmatch(r"([\d.]+) of ([\d.]+) MB, about [\d.]+ s left", line) for line in said]
+    amounts = [(float(match[1]), float(match[2])) for match in done if match is not None]
+    assert len(amounts) == len(said) and amounts == sorted(amounts)
+    assert amounts[-1][0] <= size + 0.05 and all(abs(total - size) < 0.1 for _, total in amounts)
     capture = "target: capturing the graph"
     assert capture in lines
     shares = [line.split(",")[0] for line in lines if line.startswith(f"{capture}: ")]

@@ -283,7 +283,9 @@ def gguf_weights(
             "file again, or convert the model again"
         )
     bar = gguf_reading.tqdm  # in its place the weights are counted that transformers dequantizes
-    gguf_reading.tqdm = lambda weights, **_: counted(weights, counter)
+    gguf_reading.tqdm = lambda weights, **_: counted(
+        weights, counter, lambda weight: int(weight.n_bytes)
+    )
     try:
         content = gguf_reading.load_gguf_checkpoint(
             str(file), return_tensors=True, model_to_load=model

@@ -35,7 +35,7 @@ from dsbd_export.checkpoints.quantized_weights import (
     quantization_of,
 )
 from dsbd_export.errors import ExportError, reason_of
-from dsbd_export.progress import Counter, Report, silent
+from dsbd_export.progress import MB, Counter, Report, silent
 
 
 def load_model(
@@ -117,7 +117,7 @@ def _load(
     if model_class and checkpoint.gguf_file is not None:
         phase = f"{checkpoint.role}: dequantizing {checkpoint.gguf_file}"
         report(phase)
-        counter = Counter(phase, "weights", report)
+        counter = Counter(phase, MB, report)
         dequantized = gguf_weights(checkpoint.source, model_class, config, counter)
         return load(config=config, state_dict=dequantized)
     if checkpoint.ctranslate2 is not None:
