@@ -160,6 +160,14 @@ REFUSED: list[tuple[PeftConfig, Callable[[Path], object], str]] = [
         "NEW, which peft does not know",
     ),
     (lora(), lambda f: edit_json(f / CONFIG, turns=3), "sets turns = 3, which the installed peft"),
+    *(
+        (
+            lora(),
+            lambda f, task=task: edit_json(f / CONFIG, task_type=task),
+            f"trained for the task {task}",
+        )
+        for task in ("SEQ_CLS", "TOKEN_CLS", "QUESTION_ANS", "FEATURE_EXTRACTION")
+    ),
     (
         PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2),
         lambda f: None,

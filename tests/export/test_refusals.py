@@ -1,19 +1,27 @@
 """Checkpoints that cannot come out right are refused with the reason."""
 
+import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from transformers import PreTrainedConfig
+from transformers import BartConfig, BertConfig, GPT2Config, LlamaConfig, PreTrainedConfig
+from transformers.models.auto import modeling_auto
 
 from dsbd_export.checkpoints.families import FAMILIES
 from dsbd_export.checkpoints.model_config import refusal_of
+from dsbd_export.checkpoints.model_loading import load_model
+from dsbd_export.checkpoints.other_tasks import refusal_of_task
 from dsbd_export.config import ExportConfig
 from dsbd_export.errors import ExportError
 from dsbd_export.opening import open_pair
+from scripts.family_checkpoints import tiny_tokenizer
+from tests.export.conftest import SIZES, edit_json
+from tests.export.gguf_vocabularies import byte_level, write_vocabulary
 
 REFUSED = [  # (config class, its arguments, words of the reason)
     ("Speech2TextConfig", {}, "reads neither text nor"),
@@ -154,3 +162,128 @@ def test_an_adapter_alone_says_the_command_that_merges_it(folder, small_llama_fo
 def test_a_config_with_restored_weights_is_no_reason(folder):
     (folder / "quantize_config.json").write_text('{"bits": 4, "group_size": 128}')
     opened(folder)
+
+
+OWN_CODE = (
+    *("Qwen2ForRewardModel", "LlamaForRewardModelWithGating", "Qwen2ForProcessRewardModel"),
+    *("LlamaForScore", "LlamaEncoderModel", "NVEmbedModel", "JinaForRanking", "MiniCPMReranker"),
+)
+OTHERS = ("SEQUENCE_CLASSIFICATION", "TOKEN_CLASSIFICATION", "QUESTION_ANSWERING", "MASKED_LM")
+WRITERS = ("CAUSAL_LM", "SEQ_TO_SEQ_CAUSAL_LM", "SPEECH_SEQ_2_SEQ", "MULTIMODAL_LM")
+
+
+def class_names(tasks: tuple[str, ...]) -> set[str]:
+    """Return all classes of transformers for some tasks."""
+    found = [getattr(modeling_auto, f"MODEL_FOR_{task}_MAPPING_NAMES").values() for task in tasks]
+    several = [[each] if isinstance(each, str) else each for names in found for each in names]
+    return {name for names in several for name in names}
+
+
+def test_every_class_of_another_task_is_refused_by_its_name(tmp_path):
+    def refusal(name: str) -> str | None:
+        return refusal_of_task(SimpleNamespace(architectures=[name]), tmp_path)
+
+    writers = class_names(WRITERS)
+    others = {*(class_names(OTHERS) - writers), *OWN_CODE} - {"FlaubertWithLMHeadModel"}
+    assert {name for name in writers if refusal(name)} == set()
+    assert all(f"config.json names {name}, " in str(refusal(name)) for name in others)
+
+
+SMALL = {**SIZES, "num_hidden_layers": 1}
+BART = {
+    **{"vocab_size": SIZES["vocab_size"], "d_model": 16, "max_position_embeddings": 64},
+    **{f"{part}_{name}": 1 for part in ("encoder", "decoder") for name in ("layers", "ffn_dim")},
+    **{f"{part}_attention_heads": 2 for part in ("encoder", "decoder")},
+}
+HEADS = [  # (class, config, kind, the name of a weight of its head)
+    ("LlamaForSequenceClassification", LlamaConfig(**SMALL), "a classifier", "score.weight"),
+    ("LlamaForTokenClassification", LlamaConfig(**SMALL), "a token classifier", "score.bias"),
+    (
+        "LlamaForQuestionAnswering",
+        LlamaConfig(**SMALL, tie_word_embeddings=True),
+        "a model that marks the answer in a text",
+        "qa_outputs.bias",
+    ),
+    (
+        "GPT2ForSequenceClassification",
+        GPT2Config(vocab_size=SIZES["vocab_size"], n_embd=16, n_layer=1, n_head=2, pad_token_id=0),
+        "a classifier",
+        "score.weight",
+    ),
+    (
+        "BartForSequenceClassification",
+        BartConfig(**BART),
+        "a classifier",
+        "classification_head.dense.bias",
+    ),
+    (
+        "BartForQuestionAnswering",
+        BartConfig(**BART),
+        "a model that marks the answer in a text",
+        "qa_outputs.bias",
+    ),
+]
+
+
+def written(folder: Path, name: str, config: PreTrainedConfig) -> Path:
+    getattr(transformers, name)(config).save_pretrained(folder)
+    tiny_tokenizer().save(str(folder / "tokenizer.json"))
+    return folder
+
+
+@pytest.mark.parametrize(("name", "config", "kind", "weight"), HEADS)
+def test_a_model_of_another_task_is_refused_by_its_class_or_its_head(
+    tmp_path, name, config, kind, weight
+):
+    folder = written(tmp_path, name, config)
+    words = f"config.json names {name}, {kind}: it writes no text"
+    with pytest.raises(ExportError, match=words):
+        opened(folder)
+    edit_json(folder / "config.json", architectures=None)
+    checkpoint, _ = open_pair(ExportConfig(target=str(folder), output=Path("out")))
+    with pytest.raises(ExportError, match=f"has {weight}, the head of a classifier"):
+        load_model(checkpoint)
+
+
+def test_a_decoder_without_a_head_is_refused_with_the_way_to_export_it(tmp_path):
+    folder = written(tmp_path, "LlamaModel", LlamaConfig(**SMALL, tie_word_embeddings=True))
+    with pytest.raises(ExportError, match="names LlamaModel, and the weights have no head for tex"):
+        opened(folder)
+    edit_json(folder / "config.json", architectures=["LlamaForCausalLM"])
+    opened(folder)
+
+
+def test_an_encoder_is_refused_with_or_without_its_class():
+    for config in (BertConfig(), BertConfig(architectures=["BertLMHeadModel"])):
+        assert "BertConfig with is_decoder false" in str(refusal_of_task(config, Path("none")))
+    assert refusal_of_task(BertConfig(is_decoder=True), Path("none")) is None
+
+
+def test_a_folder_of_sentence_transformers_is_refused(folder):
+    modules = [
+        {"type": f"sentence_transformers.models.{name}"} for name in ("Transformer", "Pooling")
+    ]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    with pytest.raises(ExportError, match=r"an embedding model of sentence-transformers"):
+        opened(folder)
+
+
+GGUF_TASKS = [
+    ({"llama.pooling_type": 3}, r"it is an embedding model \(pooling_type last\)"),
+    ({"llama.pooling_type": 4}, r"it is a classifier \(pooling_type rank\)"),
+    ({"llama.attention.causal": False}, r"it is an encoder \(attention.causal is false\)"),
+    ({"llama.pooling_type": 0, "llama.attention.causal": True}, ""),
+]
+
+
+@pytest.mark.parametrize(("fields", "words"), GGUF_TASKS)
+def test_a_file_of_gguf_of_another_task_is_refused(tmp_path, fields, words):
+    vocabulary = byte_level(pre="qwen2")
+    vocabulary.fields.update(fields)
+    file = write_vocabulary(tmp_path / "m.gguf", vocabulary)
+    (tmp_path / "modules.json").write_text('"Pooling"')  # of another model
+    if not words:
+        opened(file)
+        return
+    with pytest.raises(ExportError, match=words):
+        opened(file)

@@ -30,6 +30,7 @@ from dsbd_export.errors import ExportError, reason_of
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json")
 
+_OTHER_TASKS = ("SEQ_CLS", "TOKEN_CLS", "QUESTION_ANS", "FEATURE_EXTRACTION")
 _NAME = "default"  # peft's own, of an adapter in memory
 _NUM_PROBED = 24  # tokens
 _MOST_DIFFERENCE = 1e-3  # of the largest logit; a merge only rounds in fp32
@@ -85,6 +86,11 @@ def read_adapter(source: str, folder: Path) -> Adapter:
     kind = str(content.get("peft_type"))
     if kind not in PEFT_TYPE_TO_CONFIG_MAPPING:
         raise ExportError(f"{where} is of type {kind}, which peft does not know; {BY_HAND}")
+    if (task := content.get("task_type")) in _OTHER_TASKS:
+        raise ExportError(
+            f"{where} was trained for the task {task}, which writes no text; choose another, or if "
+            f'it is for text, set "task_type": "CAUSAL_LM" in {CONFIG_FILE}'
+        )
     shapes = weight_shapes(where, folder)
     check_settings(where, content, kind, shapes)
     check_patterns(where, content, module_names(shapes))

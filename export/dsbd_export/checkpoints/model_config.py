@@ -25,6 +25,7 @@ from dsbd_export.checkpoints.checkpoint_files import json_object, read_proposed_
 from dsbd_export.checkpoints.families import DEFAULT_FAMILY, FAMILIES
 from dsbd_export.checkpoints.gguf_ends import ends_by_text, named_ends
 from dsbd_export.checkpoints.gguf_file import gguf_refusal, read_gguf_config, read_header
+from dsbd_export.checkpoints.other_tasks import refusal_of_gguf_task, refusal_of_task
 from dsbd_export.checkpoints.quantized_weights import refusal_of_quantization
 from dsbd_export.config import MAX_CONTEXT, MIN_CONTEXT, ModelOptions
 from dsbd_export.errors import ExportError, reason_of
@@ -236,6 +237,8 @@ class GgufFiles(CheckpointFiles):
     @cached_property
     def config(self) -> PreTrainedConfig:
         role, file, header = self.role, self._file, read_header(self._file)
+        if reason := refusal_of_gguf_task(header):
+            raise ExportError(f"the {role} in {file} cannot be exported: {reason}; choose another")
         with quiet_libraries():
             config = read_gguf_config(role, file, header)
         if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
@@ -266,7 +269,8 @@ class GgufFiles(CheckpointFiles):
 def read_checkpoint(files: CheckpointFiles) -> Checkpoint:
     """Return the description of a model of transformers, without its encoder."""
     role, folder, whole = files.role, files.folder, files.config
-    if reason := refusal_of(whole):
+    of_task = refusal_of_task(whole, folder) if files.gguf_file is None else None
+    if reason := of_task or refusal_of(whole):
         raise ExportError(
             f"the {role} at {folder} (family {whole.model_type}) cannot be exported: {reason}; "
             "choose another checkpoint"

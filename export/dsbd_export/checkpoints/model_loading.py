@@ -27,6 +27,7 @@ from dsbd_export.checkpoints.checkpoint_files import (
 )
 from dsbd_export.checkpoints.gguf_file import gguf_weights
 from dsbd_export.checkpoints.model_config import model_class_of
+from dsbd_export.checkpoints.other_tasks import refusal_of_head
 from dsbd_export.checkpoints.quantized_weights import (
     PLAIN,
     check_plain,
@@ -52,7 +53,11 @@ def load_model(
     """
     with quiet_libraries(), _as_loading_errors(checkpoint):
         model, info = _load(checkpoint, TORCH_DTYPES[dtype], report, model_class)
-    if missing := sorted(info["missing_keys"]):
+    missing = sorted(info["missing_keys"])
+    lacks_head = missing or model.config.get_text_config(decoder=True).tie_word_embeddings
+    if lacks_head and (reason := refusal_of_head(info["unexpected_keys"])):
+        raise ExportError(f"the {checkpoint.role} at {checkpoint.source} {reason}")
+    if missing:
         raise ExportError(
             f"the {checkpoint.role} at {checkpoint.source} lacks {len(missing)} weights, the first "
             f"is {missing[0]}; the checkpoint is incomplete, copy or download it again"

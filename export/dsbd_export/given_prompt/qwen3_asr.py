@@ -31,8 +31,6 @@ def sound_of(files: CheckpointFiles) -> ChunkedSound:
             "it is in the layout of Qwen's own library; give the one in transformers' layout, "
             "whose name ends in -hf",
         )
-    if any("TokenClassification" in name for name in config.architectures or ()):
-        raise refused(files, "it aligns texts to sounds, and writes no text; choose another")
     if audio.output_dim != (width := config.get_text_config().hidden_size):
         raise refused(
             files,
