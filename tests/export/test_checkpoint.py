@@ -1,6 +1,7 @@
 """Files of a checkpoint: which are used, in which precision, and what is missing or wrong."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -239,6 +240,42 @@ def test_old_weights_load_too(llama_folder, tmp_path):
     assert reference_dtype(opened(folder), "fp16") == "fp32"
     loaded = load_model(opened(folder)).state_dict()
     assert torch.equal(loaded["model.norm.weight"], weights["model.norm.weight"].float())
+
+
+WRAPPED = [  # (in a name, instead): as training frameworks write them
+    ("", ""),
+    ("^", "_orig_mod."),
+    ("^", "module._orig_mod."),
+    ("^", "base_model.model."),
+    (r"layers\.0\.", "layers.0._orig_mod."),
+    (r"^|layers\.0\.(?=mlp)", r"\g<0>_fsdp_wrapped_module._checkpoint_wrapped_module."),
+]
+
+
+@pytest.mark.parametrize("is_old", [False, True], ids=["safetensors", "bin"])
+@pytest.mark.parametrize(("place", "wrapped"), WRAPPED)
+def test_names_that_training_wraps_are_those_of_the_model(
+    llama_folder, tmp_path, place, wrapped, is_old
+):
+    folder = shutil.copytree(llama_folder, tmp_path / "checkpoint")
+    weights = load_file(folder / "model.safetensors")
+    renamed = {re.sub(place, wrapped, name): weight for name, weight in weights.items()}
+    (folder / "model.safetensors").unlink()
+    if is_old:
+        torch.save(renamed, folder / "pytorch_model.bin")
+    else:
+        save_file(renamed, folder / "model.safetensors", metadata={"format": "pt"})
+    loaded = load_model(opened(folder)).state_dict()
+    assert all(torch.equal(loaded[name], weight.float()) for name, weight in weights.items())
+
+
+def test_a_weight_under_two_names_is_named(llama_folder, tmp_path):
+    folder = shutil.copytree(llama_folder, tmp_path / "checkpoint")
+    weights = load_file(folder / "model.safetensors")
+    weights["_orig_mod.model.norm.weight"] = torch.zeros(48)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ExportError, match=r"has .*norm\.weight, which are one weight"):
+        load_model(opened(folder))
 
 
 def test_a_shard_that_is_missing(llama_folder, tmp_path):

@@ -5,6 +5,7 @@ Weights have a stored precision, and are converted in place.
 
 import contextlib
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -137,17 +138,36 @@ def safetensors_files(folder: Path) -> list[Path]:
     return [folder / name for name in sorted(set(file_by_weight.values()))]
 
 
+WRAPPERS = (
+    r"(?:^module\.|^base_model\.model\."
+    r"|\b_orig_mod\.|\b_fsdp_wrapped_module\.|\b_checkpoint_wrapped_module\.)+"
+)
+"""Parts of names that training adds: torch.compile, DataParallel, FSDP, checkpointing, PEFT."""
+
+
+def plain_name(name: str) -> str:
+    """Return the name of a weight without those of modules that wrapped its model for training."""
+    return re.sub(WRAPPERS, "", name)
+
+
 @contextlib.contextmanager
 def open_weights(folder: Path) -> Iterator[dict[str, Any]]:
-    """Yield a reader by weight name; nothing is read before a reader is indexed.
+    """Yield a reader by plain weight name; nothing is read before a reader is indexed.
 
     Files are read, not mapped: pages of a mapped file would count as memory until it is closed.
     """
     with contextlib.ExitStack() as stack:
         readers: dict[str, Any] = {}
+        stored_by_name: dict[str, str] = {}
         for file in safetensors_files(folder):
             tensors = stack.enter_context(safe_open(file, framework="pt", backend="pread"))
-            readers |= {name: tensors.get_slice(name) for name in tensors.keys()}
+            for stored in tensors.keys():
+                name = plain_name(stored)
+                if (other := stored_by_name.setdefault(name, stored)) != stored:
+                    raise ExportError(
+                        f"{file} has {stored} and {other}, which are one weight; remove one of them"
+                    )
+                readers[name] = tensors.get_slice(stored)
         yield readers
 
 

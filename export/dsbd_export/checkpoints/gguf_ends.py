@@ -68,5 +68,6 @@ def _fill_in_ends(header: GgufHeader, ids: dict[str, int]) -> Iterator[str]:
 def _is_control(header: GgufHeader, index: int | None) -> bool:
     """Return whether a file calls a token a control token; ``index`` None: there is no token."""
     kinds = header.values.get("tokenizer.ggml.token_type")
-    has_kind = index is not None and kinds is not None and index < len(kinds)
-    return has_kind and bool(kinds[index] == TokenType.CONTROL)
+    if index is None or kinds is None or index >= len(kinds):
+        return False
+    return bool(kinds[index] == TokenType.CONTROL)

@@ -20,6 +20,7 @@ from dsbd_export.checkpoints.adapter import merge_adapter
 from dsbd_export.checkpoints.checkpoint import Checkpoint, quiet_libraries
 from dsbd_export.checkpoints.checkpoint_files import (
     TORCH_DTYPES,
+    WRAPPERS,
     open_weights,
     safetensors_files,
     stored_dtype,
@@ -140,6 +141,8 @@ def _load(
             f"quantized weights are read only from safetensors, by a class of transformers; {PLAIN}"
         )
     # A model class of the checkpoint's own, or weights in another format: needs more memory.
+    # transformers replaces each pattern once in a name
+    options["key_mapping"] = {WRAPPERS: "", rf"{WRAPPERS}(?=\w)": ""}
     is_whole = checkpoint.composite is None and checkpoint.encoder is None
     if not is_whole and model_class and not has_own_code:
         return load(checkpoint.folder)

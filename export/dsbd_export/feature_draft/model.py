@@ -24,7 +24,7 @@ from transformers.models.llama.modeling_llama import (
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
 
 from dsbd_export.checkpoints.checkpoint import Checkpoint
-from dsbd_export.checkpoints.checkpoint_files import open_weights, safetensors_files
+from dsbd_export.checkpoints.checkpoint_files import open_weights, plain_name, safetensors_files
 from dsbd_export.checkpoints.model_loading import cache_name
 from dsbd_export.errors import ExportError, reason_of
 from dsbd_export.feature_draft.checkpoint import FeatureDraftCheckpoint, FeatureDraftConfig
@@ -198,7 +198,7 @@ def _weights(checkpoint: Checkpoint) -> Iterator[tuple[str, Tensor]]:
             f"the draft at {folder} cannot be loaded: {reason_of(error)}; check its files"
         ) from error
     for name, value in stored.items():
-        name = name.removeprefix("model.")
+        name = plain_name(name).removeprefix("model.")
         for old, new in _RENAMED.items():
             name = new + name.removeprefix(old) if name.startswith(old) else name
         if name not in _UNUSED and not name.endswith("rotary_emb.inv_freq"):
