@@ -5,9 +5,14 @@ from types import SimpleNamespace
 from typing import Any
 
 from dsbd_ort.option_defaults import ModelDefaults
-from dsbd_runtime.bundle_files.bundle import ENCODER_FILE, MODEL_FILE, Bundle
+from dsbd_runtime.bundle_files.bundle import (
+    ENCODER_FILE,
+    MODEL_FILE,
+    TEXT_CHECKS_FILE,
+    Bundle,
+)
 from dsbd_runtime.bundle_files.draft_record import RECORD_FILE, read_record
-from dsbd_runtime.bundle_files.manifest import PORTABLE
+from dsbd_runtime.bundle_files.manifest import PORTABLE, quantize_option
 from dsbd_runtime.device.cuda_device import gpu_compute_capability, import_cuda_runtime
 from dsbd_runtime.engine.providers import PROVIDERS, Placement, Provider, check_runnable
 from dsbd_runtime.errors import BundleError, ProviderError
@@ -50,6 +55,8 @@ def summarize_bundle(bundle: Bundle, *, verified: bool) -> Summary:
         draft=models.get("draft"),
         generation_config=defaults.options,
         not_built=defaults.not_built,
+        has_text_checks=TEXT_CHECKS_FILE in files,
+        native_text=manifest.target.native_text,
         total_bytes=sum(files.values()),
         files=files,
         draft_record=read_record(bundle.path / record) if record in files else None,
@@ -72,6 +79,7 @@ def _model_summary(bundle: Bundle, role: str) -> Summary:
 
     return Summary(
         **fields("family", "dtype", "quantization"),
+        quantize=quantize_option(entry.quantization),
         form=entry.form or PORTABLE,
         **fields("logits", "full_logits", "bit_exact"),
         weight_bytes=sum(file.size for name, file in files if name.startswith(weights)),

@@ -30,7 +30,8 @@ The object that --json prints has these fields:
   bundle, schema_version, verified, versions {tool: version}
   vocab_size, context_length, kv_bytes_per_token, kv_bytes_full_context (of both models)
   target, draft (null without one):
-    family, dtype, quantization, form, logits, full_logits, bit_exact, weight_bytes,
+    family, dtype, quantization, quantize (the option that gave it), form, logits, full_logits,
+    bit_exact, weight_bytes,
     vocab_size, context_length, num_layers,
     caches [{kind, layer, dtype, and by kind: num_heads, key_width, value_width (attention rows);
       width, num_ancestors (convolution rows); num_heads, value_width, num_key_heads, key_width,
@@ -49,6 +50,9 @@ The object that --json prints has these fields:
     parity {measure, value, limit,
       accepted (null unless a person accepted a refused engine)}
   generation_config {option: value}, not_built {name: value}
+  has_text_checks (true: the native library compares its text with Python's at opening),
+  native_text {encodes, decodes, renders, reason} (what the export of an older bundle measured;
+    null: nothing)
   total_bytes, files {name: bytes}
   draft_record (null unless dsbd-distill made the draft):
     target, num_parameters, num_target_parameters, acceptance, acceptance_error,
@@ -121,6 +125,7 @@ def print_summary(summary: Summary) -> None:
     if summary.draft_record is not None:
         _print_lines(console, _record_lines(summary.draft_record))
     _print_lines(console, _defaults_lines(summary))
+    _print_lines(console, [_native_text_line(summary)])
     console.print(_files_table(summary))
     versions = ", ".join(f"{tool} {version}" for tool, version in summary.versions.items())
     console.print(
@@ -174,6 +179,19 @@ def _defaults_lines(summary: Summary) -> list[str]:
     return lines
 
 
+def _native_text_line(summary: Summary) -> str:
+    measured = summary.native_text
+    if summary.has_text_checks:
+        says = "compares its text with Python's at opening, by text_checks.json"
+    elif measured is None:
+        says = "refuses text: no text_checks.json; export again for text without Python"
+    elif measured.encodes and measured.decodes and measured.renders is not False:
+        says = "reads and writes the text of this bundle"
+    else:
+        says = f"refuses some text: {measured.reason}"
+    return f"the native library {says}"
+
+
 def _record_lines(record: DraftRecord) -> list[str]:
     lines = [
         f"the draft was distilled from {record.target}: held-out acceptance "
@@ -225,7 +243,7 @@ def _model_cells(model: Summary) -> dict[str, str]:
     shapes = Counter(f"{_shape(cache)}, {cache.dtype}" for cache in model.caches)
     return {
         "family": model.family,
-        "dtype, quantization, form": f"{model.dtype}, {model.quantization}, {model.form}",
+        "dtype, quantization, form": f"{model.dtype}, {model.quantize}, {model.form}",
         "weights": f"{model.weight_bytes:,} bytes",
         "adapter": model.adapter or "none",
         "inputs not read": ", ".join(model.unread_inputs) or "none",

@@ -4,6 +4,7 @@ from dsbd_export.changed_bundle import changed_bundle
 from dsbd_export.checkpoints.adapter import report_adapter
 from dsbd_export.checkpoints.checkpoint import limited_threads
 from dsbd_export.config import DraftConfig
+from dsbd_export.gate.text_checks import write_text_checks
 from dsbd_export.model_source import SourceOf
 from dsbd_export.opening import check_pair, kind_of, open_draft, source_of
 from dsbd_export.pair import context_warning
@@ -14,7 +15,14 @@ from dsbd_export.progress import Report
 from dsbd_export.tensorrt.tensorrt_build import build_engines, check_buildable, is_engine
 from dsbd_export.tensorrt.tensorrt_options import build_place
 from dsbd_export.tool_versions import tool_versions, untried_versions
-from dsbd_runtime.bundle_files.bundle import Bundle, ModelEntry, open_bundle, write_manifest
+from dsbd_runtime.bundle_files.bundle import (
+    TEXT_CHECKS_FILE,
+    Bundle,
+    ModelEntry,
+    open_bundle,
+    write_manifest,
+)
+from dsbd_runtime.bundle_files.manifest import quantize_option
 from dsbd_runtime.tensorrt.trt_module import FLAVOURS
 from dsbd_runtime.tensorrt.trt_record import find_record, rebuild_command
 
@@ -50,6 +58,8 @@ def export_draft(
         if not name.startswith("draft/") and not (place is not None and is_engine(name))
     ]
     with limited_threads(config.num_threads), changed_bundle(bundle, kept) as folder:
+        if TEXT_CHECKS_FILE not in kept:  # an older version exported the target
+            write_text_checks(folder, target.bos_token_id)
         entry = export_model(draft, folder, config, report, source_of, target=target)
         if place is not None:
             build_engines(folder, [target, entry], place, config.capacity, report=report)
@@ -70,7 +80,8 @@ def _engine_warning(bundle: Bundle, draft: ModelEntry) -> str | None:
     if draft.quantization != "none":
         return (
             f"warning: the target has {flavour.name} engines; the draft has none because it is "
-            f"quantized ({draft.quantization}); for {flavour.name} export it with --quantize none"
+            f"quantized ({quantize_option(draft.quantization)}); for {flavour.name} export it with "
+            "--quantize none"
         )
     command = rebuild_command(bundle.path, flavour, record.compute_capability, record.capacity)
     return (

@@ -24,9 +24,9 @@ from dsbd_export.checkpoints.checkpoint import Checkpoint, limited_threads
 from dsbd_export.checkpoints.checkpoint_files import convert_weights
 from dsbd_export.config import EXACT, FUSED, GROUPED, INT8_ROWS, ExportConfig, ModelOptions
 from dsbd_export.errors import ExportError
-from dsbd_export.gate.native_text import measured_native_text
 from dsbd_export.gate.parity import advice, measured_parity, parity_limit, refusal
 from dsbd_export.gate.refused_bundle import keep_refused
+from dsbd_export.gate.text_checks import write_text_checks
 from dsbd_export.gate.unwritten_bundle import NOT_MEASURED, unwritten_bundle
 from dsbd_export.model_source import EngineGraph, ModelSource, SourceOf
 from dsbd_export.opening import check_form, check_pair, kind_of, open_pair, source_of
@@ -100,9 +100,8 @@ def export_bundle(
         new_bundle(config.output) as folder,
     ):
         write_tokenizer_files(target, folder, report)  # early: it may be refused
-        native_text = measured_native_text(folder, target.bos_token_id, report)
+        write_text_checks(folder, target.bos_token_id)
         target_entry = export_model(target, folder, config, report, source_of)
-        target_entry = replace(target_entry, native_text=native_text)
         draft_entry = None
         if draft is not None:
             draft_entry = export_model(

@@ -105,13 +105,14 @@ std::optional<FeatureEntry> features_of(const JsonObject& json, bool is_draft) {
     return found;
 }
 
-NativeTextEntry native_text_of(const JsonObject& json, const Json& made_by) {
+std::optional<TextVerdict> native_text_of(const JsonObject& json, const Json& made_by) {
     if (!json.has("native_text")) return {};
     const JsonObject text = json.object("native_text");
     text.check_known({"encodes", "decodes", "renders", "reason"}, made_by);
-    return {text.boolean("encodes"), text.boolean("decodes"),
-            text.has("renders") && text.boolean("renders"),
-            text.has("reason") ? text.text("reason") : "the checkpoint has no chat template"};
+    return TextVerdict{text.boolean("encodes"), text.boolean("decodes"),
+                       text.has("renders") && text.boolean("renders"),
+                       text.has("reason") ? text.text("reason")
+                                          : "the checkpoint has no chat template"};
 }
 
 ModelEntry entry_of(const JsonObject& json, bool is_older, bool is_draft, const Json& made_by) {
@@ -211,7 +212,7 @@ void check_listed(const Bundle& bundle) {
                         "; export again");
         }
     }
-    for (const char* name : {"tokenizer_config.json", "chat_template.jinja",
+    for (const char* name : {"tokenizer_config.json", "chat_template.jinja", TEXT_CHECKS_FILE,
                              "target/model.onnx.data", "draft/model.onnx.data", "target/fold.onnx",
                              "draft/fold.onnx", "source_tokenizer.json",
                              "target/encoder.onnx.data", "draft/encoder.onnx.data"}) {

@@ -11,6 +11,7 @@
 
 #include "engine.hpp"
 #include "text/json_fields.hpp"
+#include "text/text_checks.hpp"
 
 namespace dsbd {
 
@@ -56,12 +57,6 @@ struct EncoderEntry {
     bool is_shared = false;                   // a draft's, which reads those of the target's
 };
 
-/// The result of the export's test whether native/text reads and writes text as Python does.
-struct NativeTextEntry {
-    bool encodes = false, decodes = false, renders = false;
-    std::string reason = "the export has not tried it";  // why one is false
-};
-
 /// Manifest entry of one engine.
 struct ModelEntry {
     std::string family, dtype, quantization;
@@ -75,7 +70,7 @@ struct ModelEntry {
     std::size_t sliding_window = 0;  // positions that it leaves visible
     std::optional<FeatureEntry> features;
     std::optional<EncoderEntry> encoder;  // none: it reads no source
-    NativeTextEntry native_text;  // of the target
+    std::optional<TextVerdict> native_text;  // of the target in bundles without text_checks.json
 
     EngineSpec spec() const;
     /// Bytes of one row of the caches that keep every row.

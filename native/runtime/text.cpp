@@ -103,12 +103,20 @@ private:
     std::shared_ptr<const TextCallbacks> callbacks_;
 };
 
-/// Text of the bundle's own tokenizer. Whatever the export has not found to be as in Python is refused with its reason.
+/// Text of the bundle's own tokenizer. What is not as in Python is refused with its reason.
 class NativeText final : public Text {
 public:
-    explicit NativeText(const Bundle& bundle)
-        : folder_(bundle.path), entry_(bundle.target.native_text) {
-        if (entry_.decodes) tokenizer_.emplace(bundle.path, bundle.target.bos_token_id);
+    explicit NativeText(const Bundle& bundle) : folder_(bundle.path) {
+        const bool has_checks = bundle.size_by_file.count(TEXT_CHECKS_FILE) > 0;
+        if (const auto& measured = bundle.target.native_text) entry_ = *measured;
+        if (!has_checks && !entry_.decodes) return;
+        try {
+            tokenizer_.emplace(bundle.path, bundle.target.bos_token_id);
+        } catch (const Error& error) {  // a kind of tokenizer that is not understood
+            entry_ = {false, false, false, error.what()};
+            return;
+        }
+        if (has_checks) entry_ = TextAnswers(*tokenizer_, bundle.path).verdict();
         if (entry_.encodes && bundle.size_by_file.count(SOURCE_TOKENIZER_FILE)) {
             sources_.emplace(bundle.path, std::nullopt, SOURCE_TOKENIZER_FILE);
         }
@@ -143,7 +151,9 @@ private:
     }
 
     std::filesystem::path folder_;
-    NativeTextEntry entry_;
+    TextVerdict entry_{false, false, false,
+                       "the bundle has no text_checks.json, as an earlier version exported it; "
+                       "export it again, or replace its draft by dsbd-export --bundle --draft"};
     std::optional<Tokenizer> tokenizer_, sources_;  // sources_: if they are tokenized otherwise
 };
 

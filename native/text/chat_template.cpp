@@ -115,7 +115,8 @@ const ChatTemplate::Source& ChatTemplate::source(bool has_tools) const {
     return found->second;
 }
 
-std::string ChatTemplate::render(const Json& messages, const Json& variables) const {
+std::string ChatTemplate::render(const Json& messages, const Json& variables,
+                                 std::optional<std::size_t> now) const {
     check_messages(messages);
     if (!variables.is_object()) {
         throw Error("variables is " + in_short(variables) + ", expected an object");
@@ -128,7 +129,7 @@ std::string ChatTemplate::render(const Json& messages, const Json& variables) co
     const auto rendered = [&](const Json& conversation) {
         Json all = context;
         all["messages"] = conversation;
-        return used.compiled.rendered(all);
+        return used.compiled.rendered(all, now);
     };
     const auto with_texts = [&] {
         const Json ready = messages_for(used.text, messages, Arguments::text);

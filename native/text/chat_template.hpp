@@ -3,6 +3,7 @@
 
 #include <filesystem>
 #include <map>
+#include <optional>
 #include <string>
 
 #include "json_fields.hpp"
@@ -12,8 +13,8 @@ namespace dsbd {
 
 /// The templates of a bundle: for conversations without and with tools. Threads may share it.
 ///
-/// The text is that of the Python library where the export says so (`native_text` in the manifest):
-/// minja is not jinja2, and templates are programs.
+/// minja is not jinja2, and templates are programs: text_checks.hpp says whether the text is that of
+/// the Python library.
 class ChatTemplate {
 public:
     /// Read chat_template.jinja and additional_chat_templates/tool_use.jinja of a folder, or else
@@ -24,8 +25,10 @@ public:
     ///
     /// variables: an object, variables of the template such as `tools`; `add_generation_prompt`,
     ///     true unless given: end with the beginning of the model's answer.
+    /// now: the time of `strftime_now` in seconds, shown in UTC; none: this moment, local time.
     /// Error: the messages are invalid, refused by the template, or one leaves no trace.
-    std::string render(const Json& messages, const Json& variables = Json::object()) const;
+    std::string render(const Json& messages, const Json& variables = Json::object(),
+                       std::optional<std::size_t> now = {}) const;
 
 private:
     struct Source {

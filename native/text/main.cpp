@@ -6,62 +6,34 @@
 //   {"source": text}                     ids by source_tokenizer.json
 //   {"decode": ids, "special": false}    text; special: whether special tokens are spelled out
 //   {"stream": ids, "after": 0}          pieces, the rest last; after: so many ids are the prompt
-//   {"chat": messages, "variables": {"add_generation_prompt": true, "tools": [...]}}   text
+//   {"chat": messages, "variables": {"add_generation_prompt": true, "tools": [...]}, "now": seconds}   text
+//   {"check": true}                      whether all answers of text_checks.json are equal
+// Of a bundle, BOS_TOKEN_ID need not be given.
 #include <iostream>
 #include <string>
 
 #include "../core/error.hpp"
-#include "chat_template.hpp"
-#include "stream_decoder.hpp"
-#include "tokenizer.hpp"
+#include "text_checks.hpp"
 
 namespace {
 
 using dsbd::Json;
-using dsbd::JsonObject;
 
-std::vector<std::int64_t> ids_in(const JsonObject& request, const char* name) {
-    std::vector<std::int64_t> ids;
-    for (const Json& id : request.list(name)) {
-        ids.push_back(id.is_number_integer() ? id.get<std::int64_t>() : -1);
-    }
-    return ids;
+/// The token of a bundle's manifest, null in a folder without one.
+std::optional<std::int64_t> bos_token_id_of(const std::string& folder) {
+    const std::filesystem::path file = std::filesystem::path(folder) / "dsbd.json";
+    if (!std::filesystem::exists(file)) return {};
+    const Json manifest = dsbd::json_from_file(file);
+    return dsbd::JsonObject(manifest, file.string()).object("target").number_or_null("bos_token_id");
 }
 
-Json streamed(const dsbd::Tokenizer& tokenizer, const JsonObject& request) {
-    const std::vector<std::int64_t> all = ids_in(request, "stream");
-    const dsbd::TokenIds ids(all);
-    const auto after = std::min(request.number("after"), ids.size());
-    auto window = dsbd::TextWindow::after(tokenizer, ids.first(after));
-    Json pieces = Json::array();
-    for (std::size_t i = after; i < ids.size(); ++i) {
-        pieces.push_back(window.push(ids.subspan(i, 1)));
-    }
-    pieces.push_back(window.rest());
-    return pieces;
-}
-
-Json rendered(const std::string& folder, const JsonObject& request) {
-    const Json& messages = request.value("chat");
-    static const dsbd::ChatTemplate chat_template(folder);
-    return chat_template.render(messages, request.json().value("variables", Json::object()));
-}
-
-Json answer(const dsbd::Tokenizer& tokenizer, const std::string& folder, const std::string& line) {
+Json answer(dsbd::TextAnswers& answers, const std::string& line) {
     const auto json = dsbd::json_from_text(line, "a line");
-    const JsonObject request(json, "a line");
-    if (request.has("encode")) {
-        return tokenizer.encode(request.text("encode"), request.boolean("special", true));
-    }
-    if (request.has("source")) {
-        static const dsbd::Tokenizer sources(folder, std::nullopt, dsbd::SOURCE_TOKENIZER_FILE);
-        return sources.encode(request.text("source"));
-    }
-    if (request.has("decode")) {
-        return tokenizer.decode(ids_in(request, "decode"), !request.boolean("special", false));
-    }
-    if (request.has("stream")) return streamed(tokenizer, request);
-    return rendered(folder, request);
+    const dsbd::JsonObject request(json, "a line");
+    if (!request.has("check")) return answers.answer(request);
+    const dsbd::TextVerdict found = answers.verdict();
+    return {{"encodes", found.encodes}, {"decodes", found.decodes}, {"renders", found.renders},
+            {"reason", found.reason}};
 }
 
 }  // namespace
@@ -72,13 +44,15 @@ int main(int num_arguments, char** arguments) {
         return 2;
     }
     try {
-        const auto bos_token_id =
-            num_arguments == 3 ? std::optional<std::int64_t>(std::stoll(arguments[2])) : std::nullopt;
+        const auto bos_token_id = num_arguments == 3
+                                      ? std::optional<std::int64_t>(std::stoll(arguments[2]))
+                                      : bos_token_id_of(arguments[1]);
         const dsbd::Tokenizer tokenizer(arguments[1], bos_token_id);
+        dsbd::TextAnswers answers(tokenizer, arguments[1]);
         for (std::string line; std::getline(std::cin, line);) {
             Json found;
             try {
-                found = answer(tokenizer, arguments[1], line);
+                found = answer(answers, line);
             } catch (const dsbd::Error& error) {
                 found = {{"error", error.what()}};
             }

@@ -31,14 +31,14 @@ Value tojson(const std::shared_ptr<Context>&, ArgumentsValue& arguments) {
     return arguments.args[0].get<Json>().dump(indent.get<int>());
 }
 
-Value strftime_now(const std::shared_ptr<Context>&, ArgumentsValue& arguments) {
+Value strftime_at(std::optional<std::size_t> now, ArgumentsValue& arguments) {
     arguments.expectArgs("strftime_now", {1, 1}, {0, 0});
-    const std::time_t now = std::time(nullptr);
-    std::tm local{};
-    localtime_r(&now, &local);
+    const std::time_t time = now ? static_cast<std::time_t>(*now) : std::time(nullptr);
+    std::tm parts{};
+    now ? gmtime_r(&time, &parts) : localtime_r(&time, &parts);
     char text[256];
     const std::string format = arguments.args[0].get<std::string>();
-    return std::string(text, std::strftime(text, sizeof text, format.c_str(), &local));
+    return std::string(text, std::strftime(text, sizeof text, format.c_str(), &parts));
 }
 
 }  // namespace
@@ -52,11 +52,13 @@ MinjaTemplate::MinjaTemplate(const std::string& source, const std::string& name)
     }
 }
 
-std::string MinjaTemplate::rendered(const Json& variables) const {
+std::string MinjaTemplate::rendered(const Json& variables, std::optional<std::size_t> now) const {
     try {
         Value values(variables);
         values.set("tojson", Value::callable(tojson));
-        values.set("strftime_now", Value::callable(strftime_now));
+        values.set("strftime_now", Value::callable([now](const auto&, ArgumentsValue& arguments) {
+                       return strftime_at(now, arguments);
+                   }));
         const auto context = Context::make(std::move(values));
         return static_cast<const minja::TemplateNode*>(root_.get())->render(context);
     } catch (const std::exception& error) {
@@ -80,7 +82,7 @@ MinjaTemplate::MinjaTemplate(const std::string&, const std::string&) {
                 "or give a rendered prompt");
 }
 
-std::string MinjaTemplate::rendered(const Json&) const { return ""; }
+std::string MinjaTemplate::rendered(const Json&, std::optional<std::size_t>) const { return ""; }
 std::string shown(const Json& value) { return in_short(value); }
 
 }  // namespace dsbd

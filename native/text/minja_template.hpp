@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "json_fields.hpp"
@@ -15,7 +16,8 @@ public:
     MinjaTemplate(const std::string& source, const std::string& name);
 
     /// Return the text for variables, an object; Error if the template refuses them.
-    std::string rendered(const Json& variables) const;
+    /// now: see ChatTemplate::render.
+    std::string rendered(const Json& variables, std::optional<std::size_t> now) const;
 
 private:
     std::shared_ptr<const void> root_;

@@ -16,7 +16,7 @@ from dsbd_ort.pipeline import Pipeline
 from dsbd_runtime.bundle_files.bundle import open_bundle
 from dsbd_runtime.errors import CapacityError
 from tests.commands.calls import called, called_apart
-from tests.runtime.bundle_edits import as_version_2, edited, without_draft
+from tests.runtime.bundle_edits import as_version_2, edited, put, with_files, without_draft
 from tests.runtime.fake_trt import add_fake_engines
 from tests.runtime.tiny_graph import TinyModel, write_tiny_bundle
 
@@ -139,6 +139,24 @@ def test_a_bundle_of_schema_version_2(tmp_path):
     assert [model["full_logits"] for model in models] == [True, False]
     text = dsbd_inspect(tmp_path / "bundle").stdout
     assert "schema version 2" in text and "full to read" not in text
+
+
+MEASURED = {"encodes": True, "decodes": True, "renders": None, "reason": None}
+NATIVE_TEXTS = [  # files, what the manifest says, what is printed
+    ({"text_checks.json": "{}"}, None, "compares its text with Python's at opening"),
+    ({}, None, "refuses text: no text_checks.json; export again"),
+    ({}, MEASURED, "reads and writes the text of this bundle"),
+    ({}, {**MEASURED, "encodes": False, "reason": "a -> b"}, "refuses some text: a -> b"),
+]
+
+
+@pytest.mark.parametrize(("files", "measured", "words"), NATIVE_TEXTS)
+def test_text_without_python(bundle, tmp_path, files, measured, words):
+    copy = with_files(bundle, tmp_path / "bundle", files)
+    edited(copy, put(["target", "native_text"], measured))
+    summary = inspected(copy)
+    assert (summary["has_text_checks"], summary["native_text"]) == (bool(files), measured)
+    assert f"the native library {words}" in dsbd_inspect(copy).stdout
 
 
 def test_a_bundle_without_a_draft(tmp_path):

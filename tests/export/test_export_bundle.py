@@ -21,7 +21,7 @@ FILES = {
     f"{role}/{file}"
     for role in ("target", "draft")
     for file in ("model.onnx", "model.onnx.data", "prune.onnx")
-} | {"tokenizer.json", "tokenizer_config.json", "generation_config.json"}
+} | {"tokenizer.json", "tokenizer_config.json", "generation_config.json", "text_checks.json"}
 STAGES = (
     *("loading", "reference", "capturing", "optimizing"),
     *("merging", "merged", "saving", "prune", "comparing"),

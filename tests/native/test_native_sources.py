@@ -14,14 +14,12 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 from dsbd_errors import DsbdError
-from dsbd_export.gate.native_text import VARIABLE
 from dsbd_forward.forward import Forward, RowSources
 from dsbd_ort import Pipeline
 from dsbd_ort.decoding import STRATEGIES as STRATEGIES_BY_NAME
 from dsbd_ort.decoding import DecodeResult
 from dsbd_ort.decoding.batched_decoder import BatchedDecoder, Preempted
 from dsbd_runtime.bundle_files.bundle import open_bundle
-from dsbd_runtime.bundle_files.manifest import NativeText
 from dsbd_runtime.engine.settings import EngineSettings
 from dsbd_runtime.loading import load_pair
 from dsbd_runtime.text.tokenizer import Tokenizer
@@ -40,8 +38,6 @@ from tests.robustness.model_kinds import SOURCE_TEXTS
 from tests.runtime.bundle_edits import edited, put
 from tests.test_translation import WRONG
 from tests.tokenizer_corpus import random_texts
-
-HELD = {"encodes": True, "decodes": True, "renders": None, "reason": None}
 
 
 def shared_encoder(captures, folder):
@@ -62,12 +58,8 @@ LONG = [pytest.param("t5-marian", marks=pytest.mark.long)]
 
 @pytest.fixture(scope="module", params=[*PAIRS][:3] + LONG)
 def bundle(request, captures, tmp_path_factory):
-    """A pair whose manifest says that native text holds."""
     name, make = request.param, PAIRS[request.param]
-    folder = made_once(tmp_path_factory, name, lambda to: make(captures, to))
-    own = tmp_path_factory.mktemp("native") / "bundle"
-    shutil.copytree(folder / "bundle", own)
-    return edited(own, put(["target", "native_text"], HELD))
+    return made_once(tmp_path_factory, name, lambda to: make(captures, to)) / "bundle"
 
 
 @pytest.fixture(scope="module")
@@ -299,24 +291,19 @@ def test_any_requests_together(native, pipe, bundle, number):
 
 @pytest.fixture(scope="module")
 def translator(captures, tmp_path_factory):
-    folder = made_once(
-        tmp_path_factory, "translator-pair", lambda to: PAIRS["translator-pair"](captures, to)
-    )
-    own = tmp_path_factory.mktemp("native") / "translator"
-    shutil.copytree(folder / "bundle", own)
-    return edited(own, put(["target", "native_text"], HELD))
+    make = PAIRS["translator-pair"]
+    folder = made_once(tmp_path_factory, "translator-pair", lambda to: make(captures, to))
+    return folder / "bundle"
 
 
 @pytest.fixture(scope="module")
-def opus(native_build, captures, tmp_path_factory):
-    """Marian with two sentencepiece files; the export has judged its native text."""
+def opus(captures, tmp_path_factory):
+    """Marian with two sentencepiece files; its text is checked at opening."""
 
     def make(folder):
         target = with_marian_files(write_family_checkpoint("marian", folder / "marian"))
         draft = cut_decoder(with_defaults(target), folder / "draft")
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv(VARIABLE, str(command_in(native_build)))
-            export_quietly(captures, folder / "bundle", target, draft)
+        export_quietly(captures, folder / "bundle", target, draft)
         return folder
 
     return made_once(tmp_path_factory, "native-opus", make) / "bundle"
@@ -335,8 +322,8 @@ OPUS_SOURCES = (
 
 def test_sources_have_a_tokenizer_of_their_own(native_build, opus):
     """Source texts to ids by one tokenizer, target texts by the other; codes of languages."""
-    manifest = open_bundle(opus).manifest
-    assert manifest.target.native_text == NativeText(**HELD)
+    (found,) = ask(command_in(native_build), opus, [{"check": True}])
+    assert (found["encodes"], found["decodes"]) == (True, True), found
     options = [
         {"num_beams": 3, "num_return_sequences": 3, **FIXED},
         {"draft_length": 3, **FIXED},

@@ -5,18 +5,21 @@ That its tokenizers are Python's is tested for each kind by the texts of native/
 
 import json
 import shutil
+import subprocess
 
 import pytest
 
 from dsbd_ort import Pipeline
 from dsbd_ort.engine import Service
+from dsbd_runtime.bundle_files.bundle import TEXT_CHECKS_FILE
 from tests.embedding.conftest import PROGRAMS, output_of
 from tests.embedding.test_c_program import TEXTS
 from tests.embedding.test_misuse import ERROR
 from tests.embedding.test_misuse import EXPECTED as EXPECTED_OF_PYTHON
 from tests.native.conftest import OWN_PROGRAMS
 from tests.native.test_native_programs import FIXED, checked_result
-from tests.runtime.bundle_edits import edited, put
+from tests.native.text_command import with_checks
+from tests.runtime.bundle_edits import edited, put, with_files
 
 HELD = {"encodes": True, "decodes": True, "renders": True, "reason": None}
 OPTIONS = [
@@ -30,10 +33,8 @@ OPTIONS = [
 
 @pytest.fixture(scope="module")
 def text_bundle(tiny_bundle, tmp_path_factory):
-    """The tiny bundle, whose manifest says that native text holds."""
-    folder = tmp_path_factory.mktemp("text") / "tiny"
-    shutil.copytree(tiny_bundle.path, folder)
-    return edited(folder, put(["target", "native_text"], {**HELD, "renders": None}))
+    """The tiny bundle with the checks that the export writes."""
+    return with_checks(tiny_bundle.path, tmp_path_factory.mktemp("text") / "tiny")
 
 
 def test_texts_get_what_python_gives(with_native, text_bundle, tiny_bundle):
@@ -121,8 +122,8 @@ def test_a_program_gives_its_own_text(with_native, tiny_bundle, tiny_pipe):
 
 
 REASON = "the first difference"
-GATES = [  # what the manifest says, which of ids, a text and a chat are refused and why
-    (None, (None, "has not tried it", "has not tried it")),
+GATES = [  # what an older manifest says, which of ids, a text and a chat are refused and why
+    (None, (None, "no text_checks.json", "no text_checks.json")),
     ({**HELD, "encodes": False, "reason": REASON}, (None, REASON, REASON)),
     ({**HELD, "decodes": False, "reason": REASON}, (None, REASON, REASON)),
     ({**HELD, "renders": False, "reason": REASON}, (None, None, REASON)),
@@ -131,9 +132,48 @@ GATES = [  # what the manifest says, which of ids, a text and a chat are refused
 
 
 @pytest.mark.parametrize(("entry", "refusals"), GATES)
-def test_the_gate_of_the_export(with_native, tiny_bundle, tmp_path, entry, refusals):
+def test_what_an_older_export_measured(with_native, tiny_bundle, tmp_path, entry, refusals):
     folder = shutil.copytree(tiny_bundle.path, tmp_path / "tiny")
     edited(folder, put(["target", "native_text"], entry))
+    shows_text = entry is not None and entry["decodes"]
+    check_answers(with_native, folder, refusals, shows_text)
+
+
+CHANGED = {"encodes": [1, 2], "decodes": "other"}
+CHECKS = [  # the check that fails, whether ids, a text and a chat are refused and why
+    (None, (None, None, "has no chat template")),
+    ("encodes", (None, "gives [", "gives [")),
+    ("decodes", (None, None, "has no chat template")),
+]
+
+
+@pytest.mark.parametrize(("question", "refusals"), CHECKS)
+def test_the_checks_of_a_bundle(with_native, tiny_bundle, tmp_path, question, refusals):
+    def change(checks):
+        if question is not None:
+            checks[question][7][1] = CHANGED[question]
+
+    folder = with_checks(tiny_bundle.path, tmp_path / "tiny", change)
+    check_answers(with_native, folder, refusals, shows_text=question != "decodes")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [("{", "is invalid JSON"), ('{"encodes": [[1]]}', "expected a request and its answer")],
+)
+def test_damaged_checks_are_refused(native_build, tiny_bundle, tmp_path, text, words):
+    folder = with_files(tiny_bundle.path, tmp_path / "tiny", {TEXT_CHECKS_FILE: text})
+    command = [native_build / "dsbd_native", folder, "--ids", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and words in done.stderr, done.stderr
+    (folder / TEXT_CHECKS_FILE).write_text(f"{text} ")
+    edited(folder, lambda manifest: manifest["files"].pop(TEXT_CHECKS_FILE))
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and "the manifest does not list it" in done.stderr, done.stderr
+
+
+def check_answers(with_native, folder, refusals, shows_text):
+    """Send ids, a text and a chat; see which are refused, and whether results have a text."""
     messages = json.dumps([{"role": "user", "content": "Hello"}])
     lines = [("ids", "1 2"), ("text", "ab"), ("chat", messages)]
     text = "".join(f'{kind}\t{prompt}\t{{"max_new_tokens": 2}}\n' for kind, prompt in lines)
@@ -144,4 +184,4 @@ def test_the_gate_of_the_export(with_native, tiny_bundle, tmp_path, entry, refus
             assert answer.startswith("1 the native library does not read") and refusal in answer
         else:
             shown = json.loads(answer)["sequences"][0]["text"]
-            assert (shown is not None) == (entry is not None and entry["decodes"])
+            assert (shown is not None) == shows_text

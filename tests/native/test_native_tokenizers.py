@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
 
-from dsbd_export.gate.native_text import VARIABLE, measured_native_text
+from dsbd_export.gate.text_checks import write_text_checks
 from dsbd_export.tokenizers.older_tokenizers import sentencepiece_content, write_source_tokenizer
 from dsbd_export.tokenizers.tokenizer_gate import PLAIN_TEXTS
 from dsbd_runtime.bundle_files.bundle import SOURCE_TOKENIZER_FILE, TOKENIZER_FILE
@@ -307,16 +307,20 @@ def test_a_damaged_file_never_crashes(command, tmp_path, count):
             assert done.returncode or done.stdout.count(b"\n") == len(requests)
 
 
-def test_the_gate_says_what_holds(command, tmp_path, monkeypatch):
-    monkeypatch.setenv(VARIABLE, str(command))
-    report: list[str] = []
-    found = measured_native_text(written("llama_2", tmp_path), 1, report.append)
-    assert found is not None and (found.encodes, found.decodes) == (True, True)
-    assert (found.renders, found.reason, report) == (None, None, [])
-    refused = measured_native_text(written(LIKE_GPT_1, tmp_path), None, report.append)
-    assert refused is not None and (refused.encodes, refused.decodes) == (False, True)
-    assert "end_of_word_suffix" in str(refused.reason) and "end_of_word_suffix" in report[0]
-    (written("llama_2", tmp_path) / SOURCE_TOKENIZER_FILE).write_text(content_of(LIKE_GPT_1))
-    of_sources = measured_native_text(tmp_path, 1, report.append)
-    assert of_sources is not None and (of_sources.encodes, of_sources.decodes) == (False, True)
-    assert f"{SOURCE_TOKENIZER_FILE}: model: end_of_word_suffix" in str(of_sources.reason)
+def test_the_checks_say_what_holds(command, tmp_path):
+    def checked(folder):
+        write_text_checks(folder, None)
+        (found,) = ask(command, folder, [{"check": True}])
+        return found
+
+    found = checked(written("llama_2", tmp_path))
+    assert (found["encodes"], found["decodes"], found["renders"]) == (True, True, False)
+    assert found["reason"] == "the checkpoint has no chat template"
+    (tmp_path / SOURCE_TOKENIZER_FILE).write_text(content_of(LIKE_GPT_1))
+    of_sources = checked(tmp_path)
+    assert (of_sources["encodes"], of_sources["decodes"]) == (False, True)
+    assert f"{SOURCE_TOKENIZER_FILE}: model: end_of_word_suffix" in of_sources["reason"]
+    (tmp_path / SOURCE_TOKENIZER_FILE).unlink()
+    refused = checked(written(LIKE_GPT_1, tmp_path))
+    assert (refused["encodes"], refused["decodes"]) == (False, True)
+    assert "end_of_word_suffix" in refused["reason"]

@@ -42,6 +42,11 @@ def put(place: Sequence[str | int], value: Any) -> Callable[[Any], None]:
 def with_files(bundle: Path, folder: Path, text_by_name: Mapping[str, str]) -> Path:
     """Return a copy of a bundle that also has, and lists, text files such as a chat template."""
     shutil.copytree(bundle, folder)
+    return with_listed(folder, text_by_name)
+
+
+def with_listed(folder: Path, text_by_name: Mapping[str, str]) -> Path:
+    """Write text files into a bundle and list them; return the folder."""
     manifest = open_bundle(folder).manifest
     for name, text in text_by_name.items():
         (folder / name).parent.mkdir(exist_ok=True)

@@ -51,6 +51,7 @@ TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
 CHAT_TEMPLATE_FILE = "chat_template.jinja"
 ADDITIONAL_TEMPLATES_FOLDER = "additional_chat_templates"  # of named ones: NAME.jinja
 GENERATION_CONFIG_FILE = "generation_config.json"
+TEXT_CHECKS_FILE = "text_checks.json"  # read by the native library alone
 _ONLY_WHERE_NEEDED = (WEIGHTS_FILE, FOLD_FILE, ENCODER_WEIGHTS_FILE)
 _MOST_ENTRIES = 10_000
 
@@ -276,6 +277,7 @@ def check_listed(folder: Path, listed: Collection[str]) -> None:
         TOKENIZER_CONFIG_FILE,
         SOURCE_TOKENIZER_FILE,
         CHAT_TEMPLATE_FILE,
+        TEXT_CHECKS_FILE,
         *sorted(f"{ADDITIONAL_TEMPLATES_FOLDER}/{file.name}" for file in named_templates),
         *(f"{role}/{file}" for role in ROLES for file in _ONLY_WHERE_NEEDED),
     ):

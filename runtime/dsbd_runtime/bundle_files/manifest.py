@@ -45,11 +45,17 @@ DTYPES = ("fp32", "fp16", "bf16")
 QUANTIZATIONS = ("none", "int8-dynamic", "int8", "int4")
 INT4_SYMMETRIC = "int4-symmetric"
 QUANTIZED_FORMS = (*QUANTIZATIONS, INT4_SYMMETRIC)
+_OPTIONS = {"int8-dynamic": "int8", "int8": "int8-blocks", INT4_SYMMETRIC: "int4"}
 PORTABLE, CUDA, WEBGPU = FORMS = ("portable", "cuda", "webgpu")
 LOGITS_KINDS = ("full", "topk", "gather")  # the last is refused with a sentence of its own
 BIT_EXACTNESS = ("by construction", "observed", False, None)
 _MOST = 2**31 - 1
 PARITY_MEASURES = ("max_abs_error", "mean_kl")
+
+
+def quantize_option(quantization: str) -> str:
+    """Return the value of dsbd-export --quantize that a quantization of a manifest stands for."""
+    return _OPTIONS.get(quantization, quantization)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +97,7 @@ class ParityReport:
 
 @dataclass(frozen=True, kw_only=True)
 class NativeText:
-    """Whether the native library's text equals that of this one, over the texts of the export.
+    """Whether the native library's text equals that of this one, as earlier exports measured it.
 
     encodes: text to ids. decodes: ids to text. renders: chats to text; None: no chat template.
     reason: the first difference or refusal of each; None: there is none.
@@ -128,7 +134,7 @@ class ModelEntry:
             engine reads no source.
         given: sound or pictures within prompts, whose rows an encoder gives; None: text alone.
         form: operators of the graphs, one of ``FORMS``; None: portable, or made by version 0.1.
-        native_text: of the target; None: not tried, so that the native library refuses text.
+        native_text: of the target in bundles without text_checks.json; None: not measured.
     """
 
     family: str
