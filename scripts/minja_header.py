@@ -10,12 +10,13 @@ from pathlib import Path
 
 _COMMIT = "021c2293c187789ef13d56c6cfd89c9b134fd80f"  # of September 2025
 _SHA256 = "55df85289038d54566ac40903617725e82a9e07e60a21b38dc6de65f7b7e10b8"
+MINJA = f"github.com/google/minja at commit {_COMMIT[:8]}"
 _URL = f"https://raw.githubusercontent.com/google/minja/{_COMMIT}/include/minja/minja.hpp"
 _LONGEST_S = 20
 
 
 def fetch_minja(folder: Path) -> str | None:
-    """Write the header unless it is there; return why it cannot be had, None if it is there."""
+    """Write the header unless it is there; return why it cannot be had, else None."""
     file = folder / "minja" / "minja.hpp"
     if file.exists():
         return None

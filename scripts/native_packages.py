@@ -3,17 +3,20 @@
     python -m scripts.native_packages    # prints the folder, for cmake's CMAKE_PREFIX_PATH
 
 The first call downloads 1 MB with apt-get into build/native-packages, or into the folder that
-DSBD_NATIVE_PACKAGES names. It needs no root.
+DSBD_NATIVE_PACKAGES names. It needs no root. The header of chats is from GitHub: if it cannot be
+had, stderr says so, and the next call tries again.
 """
 
 import fcntl
 import importlib.util
 import os
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from scripts.debian_packages import Unavailable, unpack
-from scripts.minja_header import fetch_minja
+from scripts.minja_header import MINJA, fetch_minja
 
 PACKAGES = ("nlohmann-json3-dev", "libpcre2-dev", "libutf8proc-dev")
 HEADERS = "libonnxruntime-dev"  # of an older version, whose functions newer libraries have as well
@@ -24,8 +27,10 @@ TRIXIE = (
 _ROOT = Path(__file__).parents[1]
 
 
-def prefix() -> Path:
+def prefix(report: Callable[[str], None] = lambda line: None) -> Path:
     """Return the folder with include/ and lib/; download it once.
+
+    report: gets a line if the library will have no chats.
 
     Raises:
         Unavailable: no Debian packages, or no ONNX Runtime in this environment.
@@ -41,8 +46,12 @@ def prefix() -> Path:
             unpack([HEADERS], place, TRIXIE)
             for link in (folder / "lib").rglob("*.so"):
                 link.unlink()  # of libraries in other packages: those with .a are linked in
-            fetch_minja(folder / "include")  # without it there are no chats
             (place / "complete").touch()
+        if "DSBD_MINJA_DIR" not in os.environ and (refusal := fetch_minja(folder / "include")):
+            report(
+                f"no chats: {refusal}; try again, or give cmake -DDSBD_MINJA_DIR=DIR, a folder "
+                f"with minja/minja.hpp of {MINJA}"
+            )
         for name in ("libonnxruntime.so", "libonnxruntime.so.1"):
             link = folder / "lib" / name
             link.parent.mkdir(exist_ok=True)
@@ -63,6 +72,6 @@ def _library() -> Path:
 
 if __name__ == "__main__":
     try:
-        print(prefix())
+        print(prefix(report=partial(print, file=sys.stderr)))
     except Unavailable as error:
         sys.exit(f"no packages: {error}")

@@ -1,12 +1,16 @@
 """Chats of the native library: transformers' texts, and the runtime's refusals."""
 
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from dsbd_export.gate.native_text import VARIABLE, measured_native_text
+from dsbd_export.gate.text_checks import write_text_checks
 from dsbd_runtime.text.chat_template import ChatTemplate
+from tests.native.conftest import ROOT, cached
 from tests.native.text_command import ask, command_in, written
 from tests.runtime.test_chat_messages import LOST, TAKEN, WANTED, WRITE, call, message
 from tests.runtime.test_chat_template import CONVERSATIONS, TEMPLATES
@@ -82,17 +86,41 @@ def test_arguments_are_what_a_template_wants(render):
         assert said == f"f:{expected}", written_as
 
 
-def test_the_gate_finds_templates_that_minja_renders_otherwise(
-    render, native_build, tmp_path, monkeypatch
-):
+def test_the_checks_find_templates_that_minja_renders_otherwise(render, native_build, tmp_path):
     """minja keeps a variable of a generation tag, and knows neither dict() nor sort."""
-    monkeypatch.setenv(VARIABLE, str(command_in(native_build)))
     for name, renders in (("llama", True), ("mistral", True), ("chatml", False), ("loops", False)):
         folder = written("llama_2", tmp_path)
         (folder / "tokenizer_config.json").write_text(json.dumps(TOKENS))
         (folder / "chat_template.jinja").write_text(TEMPLATES[name])
-        found = measured_native_text(folder, None, lambda line: None)
-        assert found is not None and (found.encodes, found.renders) == (True, renders), name
+        write_text_checks(folder, None)
+        (found,) = ask(command_in(native_build), folder, [{"check": True}])
+        assert (found["encodes"], found["renders"]) == (True, renders), found
+
+
+def test_a_missing_header_is_named_at_every_call(tmp_path):
+    (tmp_path / "usr").mkdir()
+    (tmp_path / "complete").touch()  # all but the header has been downloaded
+    environment = {
+        **{name: value for name, value in os.environ.items() if name != "DSBD_MINJA_DIR"},
+        **{"DSBD_NATIVE_PACKAGES": str(tmp_path), "https_proxy": "http://127.0.0.1:9"},
+    }
+    command = [sys.executable, "-m", "scripts.native_packages"]
+    header = tmp_path / "usr" / "include" / "minja" / "minja.hpp"
+    for words in ("no chats: https://", "-DDSBD_MINJA_DIR=DIR", ""):
+        if not words:
+            header.parent.mkdir(parents=True)
+            header.touch()
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+        assert (done.returncode, done.stdout) == (0, f"{tmp_path / 'usr'}\n"), done.stderr
+        assert words in done.stderr and bool(words) == bool(done.stderr)
+
+
+def test_a_folder_without_the_header_is_refused(native_build, tmp_path):
+    packages = cached(native_build, "CMAKE_PREFIX_PATH")
+    options = [f"-DCMAKE_PREFIX_PATH={packages}", f"-DDSBD_MINJA_DIR={tmp_path}"]
+    command = ["cmake", "-S", ROOT / "native" / "text", "-B", tmp_path / "build", *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1 and "which has no minja/minja.hpp; give the" in done.stderr
 
 
 def test_refusals_say_what_is_wrong(render):
