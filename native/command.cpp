@@ -19,15 +19,18 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr const char* USAGE =
-    "usage: dsbd_native BUNDLE (--prompt TEXT | --ids 1,2,3 | --input FILE.jsonl) [--json] [--stats]\n"
-    "           [--concurrency N] [--threads N] [--settings JSON] [--OPTION VALUE ...]\n"
+    "usage: dsbd_native BUNDLE (--prompt TEXT | --ids 1,2,3 | --input FILE.jsonl) [--chat] [--json]\n"
+    "           [--stats] [--concurrency N] [--threads N] [--settings JSON] [--OPTION VALUE ...]\n"
+    "       dsbd_native --help | --version\n"
     "  --prompt, --ids   continue a text, or token ids; prints the text, or with ids the new ids\n"
+    "  --chat            --prompt is the user's message of a chat; --system TEXT: its system message\n"
     "  --input           a request a line: \"prompt\", \"ids\" or \"messages\", and options; - is stdin\n"
     "  --json            print each answer as one object, as dsbd-run does\n"
     "  --stats           print the statistics to stderr\n"
     "  --concurrency     requests of --input that run together; usual: 1\n"
     "  --settings        of dsbd_open, see dsbd_native.h; --threads N: {\"num_threads\": N}\n"
-    "  --OPTION VALUE    an option of dsbd-run, such as --num-beams 4 or --stop-strings '[\"\\n\"]'";
+    "  --OPTION VALUE    an option of dsbd-run, such as --num-beams 4, --draft-beams 6,5,4 or\n"
+    "                    --stop-strings END; values are texts, numbers, lists of them, or JSON";
 
 /// An error that the user can fix; it ends the program with exit code 2.
 struct UsageError : std::runtime_error {
@@ -43,9 +46,10 @@ struct Request {
 
 struct CommandLine {
     std::string bundle, input;
+    std::optional<std::string> system;
     Request request;
     Json settings = Json::object(), options = Json::object();
-    bool is_json = false, has_stats = false;
+    bool is_chat = false, is_json = false, has_stats = false;
     std::size_t concurrency = 1;
 };
 
@@ -53,10 +57,22 @@ void check(dsbd_status status) {
     if (status != DSBD_OK) throw UsageError(dsbd_last_error());
 }
 
-/// A value of the command line: JSON if it is some, else a text.
+/// A value of the command line: JSON, a list such as 6,5,4 of it, else a text.
 Json value_of(const std::string& text) {
-    const Json parsed = Json::parse(text, nullptr, false);
+    Json parsed = Json::parse(text, nullptr, false);
+    if (parsed.is_discarded() && text.find(',') != std::string::npos) {
+        parsed = Json::parse("[" + text + "]", nullptr, false);
+    }
     return parsed.is_discarded() ? Json(text) : parsed;
+}
+
+/// The value of an option; of one for texts a JSON string, a list of them, else the text itself.
+Json option_value_of(const std::string& option, const std::string& text) {
+    const bool is_text = option == "predicted_text" || option == "stop_strings" ||
+                         option == "src_lang" || option == "tgt_lang";
+    if (!is_text) return value_of(text);
+    const Json parsed = Json::parse(text, nullptr, false);
+    return parsed.is_string() || parsed.is_array() ? parsed : Json(text);
 }
 
 void set_value(CommandLine& found, const std::string& name, const std::string& text) {
@@ -66,6 +82,8 @@ void set_value(CommandLine& found, const std::string& name, const std::string& t
         const Json ids = value_of("[" + text + "]");
         if (!ids.is_array()) throw UsageError("--ids is '" + text + "'; expected 1,2,3");
         found.request.ids = ids.get<std::vector<std::int64_t>>();
+    } else if (name == "--system") {
+        found.system = text;
     } else if (name == "--input") {
         found.input = text;
     } else if (name == "--settings") {
@@ -77,8 +95,22 @@ void set_value(CommandLine& found, const std::string& name, const std::string& t
     } else {
         std::string option = name.substr(2);
         for (char& c : option) c = c == '-' ? '_' : c;
-        found.options[option] = value_of(text);
+        found.options[option] = option_value_of(option, text);
     }
+}
+
+/// Make the prompt the message of a user, with the defaults of a chat.
+void begin_chat(CommandLine& found) {
+    if (!found.request.prompt) {
+        throw UsageError("--chat needs --prompt, the user's message; a line of --input may have "
+                         "\"messages\" instead");
+    }
+    Json messages = Json::array();
+    if (found.system) messages.push_back({{"role", "system"}, {"content", *found.system}});
+    messages.push_back({{"role", "user"}, {"content", *found.request.prompt}});
+    found.request.messages = messages.dump();
+    found.request.prompt.reset();
+    if (!found.settings.contains("chat_defaults")) found.settings["chat_defaults"] = true;
 }
 
 CommandLine command_line_of(const std::vector<std::string>& arguments) {
@@ -88,6 +120,8 @@ CommandLine command_line_of(const std::vector<std::string>& arguments) {
         if (name.rfind("--", 0) != 0) {
             if (!found.bundle.empty()) throw UsageError("a second bundle, " + name);
             found.bundle = name;
+        } else if (name == "--chat") {
+            found.is_chat = true;
         } else if (name == "--json") {
             found.is_json = true;
         } else if (name == "--stats") {
@@ -102,6 +136,11 @@ CommandLine command_line_of(const std::vector<std::string>& arguments) {
     if (found.bundle.empty() || found.request.prompt.has_value() + has_ids + has_input != 1) {
         throw UsageError(std::string("expected a bundle, and one of --prompt, --ids and --input\n") +
                          USAGE);
+    }
+    if (found.is_chat) {
+        begin_chat(found);
+    } else if (found.system) {
+        throw UsageError("--system needs --chat");
     }
     found.settings["max_requests"] = std::max<std::size_t>(found.concurrency, 1);
     found.request.options = found.options.dump();
@@ -134,7 +173,8 @@ int print_text(const dsbd_step* step, void*) {
 }
 
 void answer_one(dsbd_pipeline* pipeline, const CommandLine& command) {
-    const bool streams = command.request.prompt && !command.is_json;
+    const bool has_text = command.request.prompt || command.request.messages;
+    const bool streams = has_text && !command.is_json;
     const std::string result =
         answered(pipeline, command.request, streams ? print_text : nullptr);
     const Json object = Json::parse(result);
@@ -200,6 +240,11 @@ void answer_file(dsbd_pipeline* pipeline, const CommandLine& command) {
 }  // namespace
 
 int main(int num_arguments, char** arguments) {
+    const std::string_view first = num_arguments > 1 ? arguments[1] : "";
+    if (first == "--help" || first == "-h" || first == "--version") {
+        std::cout << (first == "--version" ? dsbd_version() : USAGE) << std::endl;
+        return 0;
+    }
     try {
         const CommandLine command = command_line_of({arguments + 1, arguments + num_arguments});
         dsbd_pipeline* pipeline = nullptr;

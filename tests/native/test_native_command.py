@@ -1,7 +1,7 @@
 """The command dsbd_native: what it prints and refuses, and what the installed package offers."""
 
 import json
-import os
+import re
 import shutil
 import subprocess
 
@@ -9,9 +9,11 @@ import pytest
 
 from dsbd_ort import Pipeline, TokenTrie
 from dsbd_ort.decoding.errors import ConstraintError
+from dsbd_ort.version import __version__
 from tests.doc_blocks import blocks_of
 from tests.lab.lab_run import lab_run
 from tests.native.conftest import ROOT, cached, run_or_fail
+from tests.native.text_command import with_checks
 from tests.runtime.bundle_edits import without_draft
 from tests.runtime.tiny_graph import TinyModel, write_tiny_bundle
 
@@ -74,6 +76,8 @@ def test_statistics_and_settings(native_build, tiny_bundle):
         (["--ids", "1", "--draft-beams", "2"], "draft_beams has a layer of 2"),
         (["--ids", "1", "--strategy", "mjss"], "strategy is 'mjss'"),
         (["--ids", "1", "--num-beams"], "--num-beams has no value"),
+        (["--ids", "1", "--chat"], "--chat needs --prompt"),
+        (["--prompt", "1", "--system", "a"], "--system needs --chat"),
         (["--ids", "1", "--input", "x"], "expected a bundle, and one of --prompt, --ids"),
         (["--input", "no.jsonl"], "cannot read no.jsonl"),
         (["--ids", "1", "--settings", '{"provider": "cuda"}'], 'provider "cuda", which the native'),
@@ -125,8 +129,8 @@ def installed(native_build, tmp_path_factory):
     return folder
 
 
-def test_the_installed_package_and_the_examples(installed, native_build, tiny_bundle, tmp_path):
-    """Built by find_package; the library is small and shows its functions alone."""
+def test_the_installed_package(installed, native_build, tmp_path):
+    """The library is small, shows its functions alone, and runs wherever the folder is."""
     (library,) = {file.resolve() for file in installed.rglob("libdsbd_native.so*")}
     has_chats = not cached(native_build, "minja_INCLUDE").endswith("NOTFOUND")
     assert library.stat().st_size <= (2.2e6 if has_chats else 2.0e6)
@@ -138,50 +142,133 @@ def test_the_installed_package_and_the_examples(installed, native_build, tiny_bu
         f"dsbd_{name}"
         for name in "open generate stats close free last_error version set_text".split()
     }
-    prefixes = f"-DCMAKE_PREFIX_PATH={installed};{cached(native_build, 'CMAKE_PREFIX_PATH')}"
-    run_or_fail("cmake", "-S", ROOT / "examples" / "native", "-B", tmp_path / "examples", prefixes)
-    run_or_fail("cmake", "--build", tmp_path / "examples")
-    service = tmp_path / "examples" / "service"
-    lines = [
-        {"ids": [1, 2, number % 50], "max_new_tokens": 2, "seed": number} for number in range(40)
-    ]
-    text = "".join(f"{json.dumps(line)}\n" for line in lines)
-    done = subprocess.run(
-        [service, tiny_bundle.path, "8"], input=text, capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 0, done.stderr
-    with Pipeline.from_bundle(tiny_bundle.path, num_threads=1) as pipeline:
-        for line, answer in zip(lines[:8], done.stdout.splitlines(), strict=False):
-            expected = pipeline.generate(line.pop("ids"), **line).sequences[0].token_ids
-            assert json.loads(answer)["sequences"][0]["token_ids"] == expected
-    assert len(done.stdout.splitlines()) == len(lines)
+    moved = shutil.copytree(installed, tmp_path / "moved", symlinks=True)
+    (library,) = {file.resolve() for file in moved.rglob("libdsbd_native.so*")}
+    assert (library.parent / "libonnxruntime.so.1").is_file()
+    for file in (library, moved / "bin" / "dsbd_native"):
+        dynamic = subprocess.run(["readelf", "-d", file], capture_output=True, text=True).stdout
+        (runpath,) = re.findall(r"\[(\S*ORIGIN\S*)\]|R(?:UN)?PATH.*\[(.*)\]", dynamic)
+        assert all(part.startswith("$ORIGIN") for part in "".join(runpath).split(":")), runpath
+    for name in ("dsbd_native", "dsbd_native_text"):
+        done = subprocess.run([moved / "bin" / name], capture_output=True, text=True)
+        assert done.returncode == 2 and "usage" in done.stderr, done.stderr
 
 
-def test_pkg_config_compiles_the_example_in_c(installed, tiny_bundle, tiny_pipe, tmp_path):
+CHAT = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+
+
+@pytest.fixture(scope="module")
+def chat_bundle(tiny_bundle, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("chat") / "bundle"
+    return with_checks(tiny_bundle.path, folder, text_by_name={"chat_template.jinja": CHAT})
+
+
+@pytest.fixture(scope="module")
+def chat_pipe(chat_bundle):
+    with Pipeline.from_bundle(chat_bundle, num_threads=1, chat_defaults=True) as opened:
+        yield opened
+
+
+def built_example(installed, folder, name):
+    """Build an example in a folder by the lines in its head; return the program."""
     if shutil.which("pkg-config") is None:
         pytest.skip("there is no pkg-config")
-    (folder,) = (file.parent for file in installed.rglob("dsbd_native.pc"))
-    environment = {**os.environ, "PKG_CONFIG_PATH": str(folder)}
-    flags = subprocess.run(
-        ["pkg-config", "--cflags", "--libs", "dsbd_native"],
-        env=environment, capture_output=True, text=True, check=True,
-    ).stdout.split()  # fmt: skip
-    program = tmp_path / "continue"
-    source = ROOT / "examples" / "native" / "continue.c"
-    rpath = f"-Wl,-rpath,{folder.parent}"
-    run_or_fail(
-        "cc", "-std=c99", "-Wall", "-Wextra", "-Werror", source, "-o", program, *flags, rpath
+    source = ROOT / "examples" / "native" / name
+    (folder / name).symlink_to(source)
+    head = re.findall(r"^(?: \*|//) {5}(\S.*)$", source.read_text(), re.MULTILINE)
+    (place,) = (file.parent for file in installed.rglob("dsbd_native.pc"))
+    script = "\n".join(head[:3]).replace("DIR/lib/pkgconfig", str(place))
+    strict = script.replace(
+        "cc continue.c", "cc -std=c99 -Wall -Wextra -Werror -pedantic continue.c"
     )
-    options = {"max_new_tokens": 6, "seed": 4, "num_beams": 2}
+    run_or_fail("bash", "-e", "-c", f"cd {folder}\n{strict}")
+    assert head[3:], "a line that runs it"
+    return folder / source.stem
+
+
+FEW = {"max_new_tokens": 6, "seed": 4, "num_beams": 2, "draft_policy": "fixed"}
+
+
+def test_an_example_streams_text(installed, chat_bundle, tiny_pipe, tmp_path):
+    program = built_example(installed, tmp_path, "continue.c")
+    command = [program, chat_bundle, "read(", json.dumps(FEW)]
+    done = subprocess.run(command, capture_output=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    streamed, _, result = done.stdout.decode().rstrip("\n").rpartition("\n")
+    expected = tiny_pipe.generate("read(", **FEW).sequences[0]
+    assert streamed == expected.text
+    assert json.loads(result)["sequences"][0]["token_ids"] == expected.token_ids
+
+
+def test_an_example_holds_a_conversation(installed, native_build, chat_bundle, chat_pipe, tmp_path):
+    if cached(native_build, "minja_INCLUDE").endswith("NOTFOUND"):
+        pytest.skip("this build has no chats")
+    program = built_example(installed, tmp_path, "chat.cpp")
+    command = [program, chat_bundle, json.dumps(FEW)]
+    done = subprocess.run(command, input=b'say "a\\b"\nand now\n', capture_output=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    messages, shown = [], ""
+    for line in ('say "a\\b"', "and now"):
+        messages.append({"role": "user", "content": line})
+        answer = chat_pipe.generate(messages, **FEW).sequences[0].text
+        messages.append({"role": "assistant", "content": answer})
+        shown += f"{answer}\n"
+    assert done.stdout.decode() == shown
+
+
+@pytest.mark.parametrize("by_cmake", [True, False])
+def test_an_example_serves_threads(
+    installed, native_build, chat_bundle, tiny_pipe, tmp_path, by_cmake
+):
+    if by_cmake:
+        options = [f"-DCMAKE_PREFIX_PATH={installed}"]
+        run_or_fail("cmake", "-S", ROOT / "examples" / "native", "-B", tmp_path, *options)
+        run_or_fail("cmake", "--build", tmp_path)
+        program = tmp_path / "service"
+    else:
+        program = built_example(installed, tmp_path, "service.cpp")
+    prompts = [f"a{number % 5}(" for number in range(40)]
     done = subprocess.run(
-        [program, tiny_bundle.path, json.dumps(options), "1", "2"],
-        capture_output=True, text=True, timeout=60,
+        [program, chat_bundle, "8", json.dumps(FEW)],
+        input="".join(f"{prompt}\n" for prompt in prompts),
+        capture_output=True, text=True, timeout=120,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    streamed, result = done.stdout.splitlines()
-    expected = tiny_pipe.generate([1, 2], **options).sequences[0].token_ids
-    assert json.loads(result)["sequences"][0]["token_ids"] == expected
-    assert list(map(int, streamed.split(","))) == expected
+    wanted = [tiny_pipe.generate(prompt, **FEW).sequences[0].token_ids for prompt in prompts[:5]]
+    answers = [json.loads(line)["sequences"][0]["token_ids"] for line in done.stdout.splitlines()]
+    assert answers == wanted * 8
+
+
+def test_help_version_and_chats(native_build, chat_bundle, chat_pipe):
+    for option, words in (("--help", "usage: dsbd_native BUNDLE"), ("--version", __version__)):
+        done = run(native_build, option)
+        assert (done.returncode, done.stderr) == (0, "") and done.stdout.startswith(words)
+    if cached(native_build, "minja_INCLUDE").endswith("NOTFOUND"):
+        pytest.skip("this build has no chats")
+    words = ["--chat", "--system", "be brief", "--prompt", "5", *with_options(**FEW)]
+    done = run(native_build, chat_bundle, *words)
+    messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "5"}]
+    expected = chat_pipe.generate(messages, **FEW).sequences[0]
+    assert (done.returncode, done.stdout) == (0, f"{expected.text}\n"), done.stderr
+    seeded = ["--chat", "--prompt", "a", "--seed", "3", "--max-new-tokens", "9", "--json"]
+    answer = json.loads(run(native_build, chat_bundle, *seeded).stdout)  # with defaults of chats
+    wanted = chat_pipe.generate([{"role": "user", "content": "a"}], seed=3, max_new_tokens=9)
+    assert answer["sequences"][0]["token_ids"] == wanted.sequences[0].token_ids
+
+
+def test_values_are_lists_and_texts(native_build, chat_bundle, tiny_pipe):
+    given = {"strategy": "tree-speculative", "draft_length": 3, "draft_policy": "fixed", "seed": 1}
+    words = [*with_options(**given), "--draft-beams", "3,2,1", "--stop-strings", "1,2"]
+    words += ["--eos-token-id", "7,8", "--predicted-text", "5", "--drafter", "ngram", "--json"]
+    done = run(native_build, chat_bundle, "--prompt", "a", *words)
+    assert done.returncode == 0, done.stderr
+    expected = tiny_pipe.generate(
+        "a", draft_beams=[3, 2, 1], stop_strings=["1,2"], eos_token_id=[7, 8], predicted_text="5",
+        drafter="ngram", **given,
+    )  # fmt: skip
+    answer = json.loads(done.stdout)
+    assert answer["sequences"][0]["token_ids"] == expected.sequences[0].token_ids
+    assert answer["stats"]["num_draft_tokens"] == expected.stats.num_draft_tokens
 
 
 def test_the_measurement_of_its_host_time(native_build, tiny_bundle, tmp_path):
