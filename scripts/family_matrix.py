@@ -25,7 +25,7 @@ PRECISIONS = {  # column: (dtype, quantize, attention)
     "fp32 error": ("fp32", "none", "fused"),
     "exact fp32 error": ("fp32", "none", "exact"),
     "fp16 KL": ("fp16", "none", "fused"),
-    "int8-dynamic KL": ("fp32", "int8-dynamic", "exact"),
+    "int8 KL": ("fp32", "int8", "exact"),
     "int4 KL": ("fp32", "int4", "exact"),
 }
 ENGINE_COLUMN = "TensorRT fp16"

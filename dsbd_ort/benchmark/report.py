@@ -12,14 +12,15 @@ import numpy as np
 from dsbd_ort.benchmark.bench_run import NO_BASELINE, BenchRun, Measurement
 from dsbd_ort.benchmark.bootstrap import Estimate, Spread, bootstrap, spread
 from dsbd_ort.benchmark.machine import Machine
-from dsbd_runtime.bundle_files.manifest import ModelEntry
+from dsbd_runtime.bundle_files.manifest import ModelEntry, quantize_option
 
 SCHEMA_VERSION = 1
 
 
 def precision_name(engine: ModelEntry | EngineInfo) -> str:
-    """Return the name of an engine's precision: fp32, int8-dynamic."""
-    return engine.dtype if engine.quantization == "none" else engine.quantization
+    """Return the name of an engine's precision as options spell it: fp32, int8-blocks."""
+    quantized = quantize_option(engine.quantization)
+    return engine.dtype if quantized == "none" else quantized
 
 
 @dataclass(frozen=True, kw_only=True)

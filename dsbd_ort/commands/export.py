@@ -68,7 +68,7 @@ class ExportArguments:
             "--threads", help="Threads that compute; leave cores free for other work [all]."
         ),
     )
-    demo: bool = flag(help="Export the demo pair that ships with this package.", section=_MODELS)
+    demo: bool = flag(help="Export the demo pair of a checkout of dsbd-ort.", section=_MODELS)
     bundle: Path | None = option(
         type=PATH,
         help="A bundle to change: with --draft to add or replace its draft, with --engine alone to "

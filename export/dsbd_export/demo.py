@@ -1,4 +1,4 @@
-"""Demo pair: a trained target and draft, shipped with this package."""
+"""Demo pair: a trained target and draft in the checkout; the wheel leaves them out."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ def demo_pair(root: Path = DEMO_PAIR) -> tuple[Path, Path]:
     for file in (folder / name for folder in (target, draft) for name in _FILES):
         if not file.is_file():
             raise ExportError(
-                f"the demo pair is incomplete: no {file}; install dsbd-ort again, "
-                "or make the pair with scripts/train_demo_pair"
+                f"the demo pair is incomplete: no {file}; it is in a checkout of dsbd-ort, not in "
+                "its wheel: run scripts/demo there, or give --target (and --draft)"
             )
     return target, draft

@@ -81,7 +81,7 @@ def twins(tmp_path_factory):
 
 
 SECTIONS = {
-    "calls, int8-dynamic": ("int8", "int8, does not wait"),
+    "calls, int8": ("int8", "int8, does not wait"),
     "calls, fp32": ("fused", "fused, does not wait", "exact", "exact, does not wait"),
 }
 SPREAD = r"[\d.]+ \([\d.]+ to [\d.]+\)"
@@ -153,7 +153,7 @@ def test_calls_that_cannot_be_compared_are_refused(twins, tmp_path):
     refused = {
         "the fp32 bundles are fused, fused; they need different": ("fused", "fused"),
         "a context of 2048, expected 4096 or more": (tmp_path / "short", "fused"),
-        "has no section from <!-- calls, int8-dynamic -->": ("int8",),
+        "has no section from <!-- calls, int8 -->": ("int8",),
     }
     for words, names in refused.items():
         done = measured_calls(document, *(twins / name for name in names))

@@ -30,6 +30,7 @@ from dsbd_runtime.bundle_files.bundle import (
     write_manifest,
 )
 from dsbd_runtime.bundle_files.durable_files import put_in_place
+from dsbd_runtime.bundle_files.manifest import quantize_option
 from dsbd_runtime.parts.cache_entries import recent
 from dsbd_runtime.tensorrt.trt_module import first_reason, trt_logger
 from dsbd_runtime.tensorrt.trt_record import (
@@ -133,8 +134,8 @@ def check_buildable(role: str, entry: ModelEntry) -> None:
     """Raise ExportError for an engine that only ONNX Runtime runs."""
     if entry.quantization != "none":
         raise ExportError(
-            f"the {role} is quantized ({entry.quantization}), which only ONNX Runtime runs; export "
-            "it with --quantize none --dtype fp16"
+            f"the {role} is quantized ({quantize_option(entry.quantization)}), which only ONNX "
+            "Runtime runs; export it with --quantize none --dtype fp16"
         )
     if entry.form is not None:
         raise ExportError(

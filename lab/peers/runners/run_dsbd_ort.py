@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from dsbd_ort import JsonSchema, Pipeline, TokenTrie, __version__
+from dsbd_runtime.bundle_files.manifest import quantize_option
 from lab.peers.runners.serve import Answered, Asked, Job, Opened, serve
 
 
@@ -42,7 +43,8 @@ def open_job(job: Job) -> Opened:
         return dataclasses.replace(answered, sequences=sequences, scores=scores)
 
     entry = pipeline.bundle.manifest.target
-    settings = f"weights {entry.dtype}, quantization {entry.quantization}, logits {entry.logits}"
+    quantize = quantize_option(entry.quantization)
+    settings = f"weights {entry.dtype}, quantization {quantize}, logits {entry.logits}"
     return Opened(version=__version__, settings=settings, generate=generate)
 
 

@@ -4,6 +4,7 @@ from typing import Any
 
 import dsbd_ort
 from dsbd_ort.speech.log_mel import FeatureWindows, LogMel
+from dsbd_runtime.bundle_files.manifest import quantize_option
 from dsbd_runtime.parts.ort_encoder import OrtEncoder
 from lab.transcription.runners.serve import (
     ENCODER,
@@ -41,7 +42,7 @@ def open_job(job: Job, stopwatch: Stopwatch) -> Opened:
         )
         return found.text, sum(len(segment.token_ids) for segment in found.segments)
 
-    settings = f"quantization {pipe.bundle.manifest.target.quantization}"
+    settings = f"quantization {quantize_option(pipe.bundle.manifest.target.quantization)}"
     return Opened(version=dsbd_ort.__version__, settings=settings, transcribe=transcribe)
 
 

@@ -12,6 +12,7 @@ from dsbd_runtime.bundle_files.manifest import (
     QUANTIZED_FORMS,
     WEBGPU,
     ModelEntry,
+    quantize_option,
 )
 from dsbd_runtime.errors import ProviderError
 from dsbd_runtime.parts.cache_entries import recent
@@ -170,11 +171,11 @@ def check_runnable(provider: Provider, entry: ModelEntry, model_path: Path) -> N
             f"{', '.join(provider.forms)}; export with --form {provider.forms[0]}"
         )
     if entry.quantization not in provider.quantizations:
+        options = list(dict.fromkeys(map(quantize_option, provider.quantizations)))
         raise ProviderError(
-            f"{model_path} is quantized as {entry.quantization}, for which provider "
-            f"{provider.name!r} has no kernels; it runs {', '.join(provider.quantizations)}: "
-            f"export with --quantize {provider.quantizations[-1].removesuffix('-symmetric')} "
-            f"--dtype {provider.dtypes[0]}"
+            f"{model_path} is quantized as {quantize_option(entry.quantization)}, for which "
+            f"provider {provider.name!r} has no kernels; it runs {', '.join(options)}: export with "
+            f"--quantize {options[-1]} --dtype {provider.dtypes[0]}"
         )
     if provider.has_device_caches and recent(entry.caches):
         raise ProviderError(
