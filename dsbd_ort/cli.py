@@ -11,6 +11,7 @@ from dsbd_ort.commands import inspect as inspect_command
 from dsbd_ort.commands import run as run_command
 from dsbd_ort.commands.one_line import packages_of
 from dsbd_ort.commands.options import command, given_flags
+from dsbd_ort.commands.progress import slow_phases
 from dsbd_ort.commands.run_arguments import RunArguments
 from dsbd_ort.commands.serve_arguments import ServeArguments
 
@@ -95,13 +96,16 @@ def run(arguments: RunArguments) -> None:
     speech model transcribes the files of --audio. --help-all shows more options.
     """
     arguments.check(given_flags(click.get_current_context()).values())
-    sys.exit(run_command.run(arguments))
+    with slow_phases():
+        exit_code = run_command.run(arguments)
+    sys.exit(exit_code)
 
 
 @command(bench_command.BenchArguments, epilog=BENCH_EXAMPLES)
 def bench(arguments: bench_command.BenchArguments) -> None:
     """Measure strategies side by side: speed, quality, and whether the tokens are the same."""
-    bench_command.run(arguments)
+    with slow_phases():
+        bench_command.run(arguments)
 
 
 @command(
@@ -109,7 +113,8 @@ def bench(arguments: bench_command.BenchArguments) -> None:
 )
 def inspect(arguments: inspect_command.InspectArguments) -> None:
     """Show the contents of a bundle, its memory, and which providers can run it here."""
-    inspect_command.run(arguments)
+    with slow_phases():
+        inspect_command.run(arguments)
 
 
 @command(ServeArguments, epilog=SERVE_EXAMPLES)

@@ -1,12 +1,18 @@
 // dsbd_native BUNDLE --prompt TEXT: continue prompts with a bundle, without Python.
 #include <atomic>
+#include <chrono>
+#include <condition_variable>
 #include <cstdint>
+#include <filesystem>
 #include <fstream>
 #include <iostream>
+#include <mutex>
 #include <optional>
 #include <sstream>
 #include <stdexcept>
+#include <stop_token>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -147,6 +153,31 @@ CommandLine command_line_of(const std::vector<std::string>& arguments) {
     return found;
 }
 
+/// Says on stderr that a bundle is being opened, if that takes more than two seconds.
+class OpeningNotice {
+public:
+    explicit OpeningNotice(const std::string& bundle)
+        : thread_([this, bundle](const std::stop_token& is_over) { say(bundle, is_over); }) {}
+
+private:
+    void say(const std::string& bundle, const std::stop_token& is_over) {
+        std::mutex mutex;
+        std::unique_lock lock(mutex);
+        const auto is_open = [&] { return is_over.stop_requested(); };
+        if (changed_.wait_for(lock, is_over, std::chrono::seconds(2), is_open)) return;
+        std::uintmax_t size = 0;
+        std::error_code error;
+        for (const auto& file : std::filesystem::recursive_directory_iterator(bundle, error)) {
+            size += file.is_regular_file(error) ? file.file_size(error) : 0;
+        }
+        std::cerr << "opening " << bundle << ": reading and packing " << (size >> 20)
+                  << " MiB ..." << std::endl;
+    }
+
+    std::condition_variable_any changed_;
+    std::jthread thread_;  // asked to stop when the notice goes
+};
+
 /// Return the result of a request in JSON.
 std::string answered(dsbd_pipeline* pipeline, const Request& given, dsbd_on_step on_step) {
     dsbd_request request{};
@@ -248,7 +279,10 @@ int main(int num_arguments, char** arguments) {
     try {
         const CommandLine command = command_line_of({arguments + 1, arguments + num_arguments});
         dsbd_pipeline* pipeline = nullptr;
-        check(dsbd_open(command.bundle.c_str(), command.settings.dump().c_str(), &pipeline));
+        {
+            const OpeningNotice notice(command.bundle);
+            check(dsbd_open(command.bundle.c_str(), command.settings.dump().c_str(), &pipeline));
+        }
         if (command.input.empty()) {
             answer_one(pipeline, command);
         } else {

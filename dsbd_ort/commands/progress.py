@@ -1,6 +1,8 @@
-"""Progress of a long command on stderr: its lines, and a sign of life in long silences."""
+"""Progress of a long command on stderr: its lines, a sign of life in long silences, slow phases."""
 
 import contextlib
+import logging
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -8,6 +10,10 @@ from collections.abc import Callable, Iterator
 from rich.console import Console
 
 from dsbd_export.progress import shown
+from dsbd_runtime.phases import PHASES
+
+SECONDS_OF_PATIENCE = 2.0
+"""A phase of an opening that takes longer is printed."""
 
 SECONDS_OF_SILENCE = 30.0
 """After this many, a line says what is still being done, and for how long."""
@@ -32,6 +38,54 @@ def shown_progress(
     finally:
         is_over.set()
         thread.join()
+
+
+@contextlib.contextmanager
+def slow_phases(*, patience: float = SECONDS_OF_PATIENCE) -> Iterator[None]:
+    """Print on stderr the phases of an opening that take longer than ``patience`` seconds."""
+    handler = _SlowPhases(patience)
+    level = PHASES.level
+    PHASES.addHandler(handler)
+    PHASES.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        PHASES.removeHandler(handler)
+        PHASES.setLevel(level)
+        handler.close()
+
+
+class _SlowPhases(logging.Handler):
+    def __init__(self, patience: float) -> None:
+        super().__init__()
+        self._patience = patience
+        self._shown: str | None = None
+        self._timer: threading.Timer | None = None
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Begin or end a phase; one that was shown is shown again with its seconds."""
+        self.close()
+        line = record.getMessage()
+        if hasattr(record, "seconds"):
+            if self._shown is not None and line.startswith(self._shown):
+                self._print(line)
+            return
+        self._timer = threading.Timer(self._patience, self._show, [line])
+        self._timer.daemon = True
+        self._timer.start()
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        super().close()
+
+    def _show(self, line: str) -> None:
+        self._shown = line
+        self._print(f"{line} ...")
+
+    def _print(self, line: str) -> None:
+        if sys.stderr is not None:
+            print(line, file=sys.stderr, flush=True)
 
 
 class _Lines:

@@ -5,6 +5,7 @@
 
 #include "runtime/features.hpp"
 #include "runtime/head.hpp"
+#include "runtime/prepared_engine.hpp"
 
 namespace dsbd {
 
@@ -24,7 +25,10 @@ void check_below(const char* name, const Ints& numbers, std::size_t stop) {
 OrtEngine::OrtEngine(const Ort::Env& env, const Bundle& bundle, const std::string& role,
                      const EngineSettings& settings, const OrtEngine* target)
     : file_(bundle.model_path(role.c_str())),
-      session_(open_graph(env, file_, role == "target" ? bundle.target : *bundle.draft, settings)),
+      session_(settings.engine_cache.empty()
+                   ? open_graph(env, file_, role == "target" ? bundle.target : *bundle.draft,
+                                settings)
+                   : open_prepared(env, bundle, role, settings)),
       binding_(session_) {
     const ModelEntry& entry = role == "target" ? bundle.target : *bundle.draft;
     spec_ = entry.spec();

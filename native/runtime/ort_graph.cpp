@@ -71,22 +71,26 @@ Ort::Env ort_environment() {
     return Ort::Env(ORT_LOGGING_LEVEL_ERROR, "dsbd");
 }
 
+Ort::SessionOptions session_options(const ModelEntry& entry, const EngineSettings& settings) {
+    Ort::SessionOptions options;
+    options.SetLogSeverityLevel(ORT_LOGGING_LEVEL_ERROR);
+    if (settings.num_threads) options.SetIntraOpNumThreads(*settings.num_threads);
+    if (settings.spin_us > 0) {
+        options.AddConfigEntry("session.intra_op.spin_duration_us",
+                               std::to_string(settings.spin_us).c_str());
+    } else {
+        options.AddConfigEntry("session.intra_op.allow_spinning", "0");
+    }
+    if (entry.quantization == "int8-dynamic" && saturates_int8_products()) {
+        options.AddConfigEntry("session.x64quantprecision", "1");
+    }
+    return options;
+}
+
 Ort::Session open_graph(const Ort::Env& env, const std::filesystem::path& file,
                         const ModelEntry& entry, const EngineSettings& settings) {
     try {
-        Ort::SessionOptions options;
-        options.SetLogSeverityLevel(ORT_LOGGING_LEVEL_ERROR);
-        if (settings.num_threads) options.SetIntraOpNumThreads(*settings.num_threads);
-        if (settings.spin_us > 0) {
-            options.AddConfigEntry("session.intra_op.spin_duration_us",
-                                   std::to_string(settings.spin_us).c_str());
-        } else {
-            options.AddConfigEntry("session.intra_op.allow_spinning", "0");
-        }
-        if (entry.quantization == "int8-dynamic" && saturates_int8_products()) {
-            options.AddConfigEntry("session.x64quantprecision", "1");
-        }
-        return Ort::Session(env, file.c_str(), options);
+        return Ort::Session(env, file.c_str(), session_options(entry, settings));
     } catch (const Ort::Exception& error) {
         throw Error("ONNX Runtime cannot load " + file.string() + " (" + in_one_line(error.what()) +
                     "); copy the bundle or export again");

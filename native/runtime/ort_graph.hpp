@@ -19,10 +19,13 @@ namespace dsbd {
 struct EngineSettings {
     std::optional<int> num_threads;  // of one call; none: ONNX Runtime chooses
     int spin_us = 20;                // an idle thread waits busily for so long, then it sleeps
+    std::string engine_cache;        // folder of prepared engines; empty: nothing is stored
 };
 
 /// ONNX Runtime without its telemetry, which is on by default, unless the user has set the switch.
 Ort::Env ort_environment();
+
+Ort::SessionOptions session_options(const ModelEntry& entry, const EngineSettings& settings);
 
 /// Open a graph; Error: it cannot be loaded.
 Ort::Session open_graph(const Ort::Env& env, const std::filesystem::path& file,

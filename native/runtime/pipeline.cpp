@@ -78,8 +78,7 @@ BundleFacts facts_of(const Bundle& bundle, const PipelineSettings& settings) {
 PipelineSettings PipelineSettings::of(std::string_view json) {
     const Json content = json_from_text(json, "settings");
     const JsonObject given(content, "settings", "dsbd_native.h has the settings of dsbd_open");
-    for (const char* name :
-         {"provider", "draft_provider", "cuda_graphs", "verify", "engine_cache"}) {
+    for (const char* name : {"provider", "draft_provider", "cuda_graphs", "verify"}) {
         check_native(given, name);
     }
     PipelineSettings found;
@@ -87,6 +86,7 @@ PipelineSettings PipelineSettings::of(std::string_view json) {
     if (num_threads) found.engines.num_threads = static_cast<int>(*num_threads);
     const auto spin_us = given.number_or_null("spin_us", 10'000);
     if (spin_us) found.engines.spin_us = static_cast<int>(*spin_us);
+    found.engines.engine_cache = given.text_or_null("engine_cache").value_or("");
     found.prefix_cache = given.boolean("prefix_cache", found.prefix_cache);
     found.generation_config = given.boolean("generation_config", found.generation_config);
     found.chat_defaults = given.boolean("chat_defaults", found.chat_defaults);

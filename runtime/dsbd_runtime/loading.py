@@ -13,6 +13,7 @@ from dsbd_runtime.engine.settings import EngineSettings
 from dsbd_runtime.errors import InputError, ProviderError
 from dsbd_runtime.ort.ort_module import import_ort_for
 from dsbd_runtime.ort.ort_session import open_host_session
+from dsbd_runtime.phases import phase, shown_bytes
 from dsbd_runtime.plugin.plugin_engine import open_plugin_session
 from dsbd_runtime.plugin.plugin_module import plugin_device
 from dsbd_runtime.tensorrt.trt_engine import open_trt_session
@@ -116,7 +117,9 @@ def _open_session(request: EngineOptions) -> Session:
             f"the {role} of {bundle.path} has features, which provider {provider.name!r} does not "
             "run; use 'cpu' or 'cuda', or export a pair without"
         )
-    return BACKENDS[provider.backend](request)
+    size = shown_bytes(bundle.num_bytes(role) + bundle.num_encoder_bytes(role))
+    with phase(f"opening the {role} of {bundle.path}: reading and packing {size}"):
+        return BACKENDS[provider.backend](request)
 
 
 def check_available(placement: Placement) -> None:

@@ -90,6 +90,43 @@ def test_what_cannot_be_done_is_refused(native_build, tiny_bundle, arguments, wo
     assert done.returncode == 2 and words in done.stderr, done.stderr
 
 
+def test_prepared_engines(native_build, tiny_bundle, tmp_path):
+    """The same tokens; made once, made again if damaged, left out if there is no place for them."""
+    cache = tmp_path / "not" / "yet"
+    words = ["--ids", "1,2", "--json", *with_options(max_new_tokens=6, seed=1, num_beams=2)]
+
+    def answered(folder):
+        given = json.dumps({"engine_cache": str(folder)})
+        done = run(native_build, tiny_bundle.path, *words, "--settings", given)
+        tokens = done.stdout and json.loads(done.stdout)["sequences"][0]["token_ids"]
+        return tokens, done.stderr
+
+    def written():
+        return {file: file.stat().st_mtime_ns for file in cache.glob("*/*")}
+
+    plain = json.loads(run(native_build, tiny_bundle.path, *words).stdout)["sequences"][0]
+    assert answered(cache) == (plain["token_ids"], "")
+    before = written()
+    assert (
+        sorted(file.name for file in before)
+        == 2 * ["model.bin"] + 2 * ["model.onnx"] + 2 * ["whole.json"]
+        and len(list(cache.iterdir())) == 2
+    )
+    assert answered(cache) == (plain["token_ids"], "") and written() == before
+    for part in ("model.bin", "whole.json", "model.onnx"):
+        damaged = next(file for file in before if file.name == part)
+        content = damaged.read_bytes()
+        damaged.write_bytes(content[:-9] + b"x" + content[-8:])
+        assert answered(cache) == (plain["token_ids"], "")
+        assert damaged.read_bytes() == content or part == "whole.json"
+        assert written() != before and len(written()) == 6
+    (tmp_path / "file").touch()
+    tokens, said = answered(tmp_path / "file")
+    assert "engine_cache is" in said and "which is a file; expected a folder" in said
+    tokens, said = answered("/proc/cache")
+    assert tokens == plain["token_ids"] and said.count("cannot keep a prepared engine of") == 2
+
+
 def test_a_bundle_without_a_draft(native_build, tmp_path):
     write_tiny_bundle(tmp_path / "bundle")
     options = with_options(strategy="beam-sample", num_beams=2, top_k=4, seed=3, max_new_tokens=9)

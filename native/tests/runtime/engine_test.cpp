@@ -114,7 +114,7 @@ int main(int, char** arguments) {
             if (arguments[2] != std::string("both") && arguments[2] != role) continue;
             const dsbd::OrtEngine* target = engines["target"].get();
             engines[role] = std::make_unique<dsbd::OrtEngine>(
-                env, bundle, role, dsbd::EngineSettings{1, 20}, target);
+                env, bundle, role, dsbd::EngineSettings{1, 20, ""}, target);
         }
         dsbd::ForwardResult last;
         AllFeatures features;

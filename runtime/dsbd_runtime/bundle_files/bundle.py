@@ -8,6 +8,7 @@ the manifest does not list. External data under other names is confined to the b
 and hash are not checked. ``staging`` writes a bundle's folder.
 """
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -34,6 +35,7 @@ from dsbd_runtime.parts.cache_entries import CacheEntry
 from dsbd_runtime.parts.encoder_entry import ENCODER_FILE, ENCODER_WEIGHTS_FILE
 from dsbd_runtime.parts.recent_rows import FOLD_FILE
 from dsbd_runtime.parts.speech_entry import ALIGNMENT_FILE
+from dsbd_runtime.phases import phase, shown_bytes
 from dsbd_runtime.typed_json import in_short, name_in_short
 
 # Names that other packages import from here; the others are defined in this module.
@@ -147,13 +149,15 @@ def open_bundle(path: str | os.PathLike[str], *, verify: bool = False) -> Bundle
         )
     check_folder(folder)
     manifest = manifest_from_file(file)
-    for name, entry in manifest.files.items():
+    for name in manifest.files:
         check_name(file, name)
-        try:
-            _check_file(folder, name, entry, verify)
-        except OSError as error:
-            shown = folder / name_in_short(name)
-            raise BundleError(f"cannot read {shown}: {error.strerror or error}") from error
+    with _verifying(folder, manifest) if verify else contextlib.nullcontext():
+        for name, entry in manifest.files.items():
+            try:
+                _check_file(folder, name, entry, verify)
+            except OSError as error:
+                shown = folder / name_in_short(name)
+                raise BundleError(f"cannot read {shown}: {error.strerror or error}") from error
     for required in (
         TOKENIZER_FILE,
         *(f"{r}/{f}" for r, e in manifest.entry_by_role.items() for f in _graphs(e)),
@@ -189,6 +193,11 @@ def sha256_of(path: Path) -> str:
     """Return the sha256 of a file in hex."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _verifying(folder: Path, manifest: Manifest) -> contextlib.AbstractContextManager[None]:
+    size = shown_bytes(sum(entry.size for entry in manifest.files.values()))
+    return phase(f"comparing the hashes of {folder}: reading {size}")
 
 
 def _graphs(entry: ModelEntry) -> list[str]:

@@ -27,6 +27,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -36,6 +37,7 @@ from filelock import lock_descriptor
 from dsbd_runtime.bundle_files.bundle import WEIGHTS_FILE, Bundle, sha256_of
 from dsbd_runtime.bundle_files.durable_files import checksum, sync_folder, sync_names
 from dsbd_runtime.errors import BundleError, InputError
+from dsbd_runtime.phases import phase
 
 OpenEngine = Callable[[Path, Any], Any]
 """Opens the graph at a path with session options."""
@@ -96,11 +98,14 @@ class PreparedEngine:
         warning. open_engine: opens a graph; raises BundleError if it cannot.
         """
         place = self.folder / self._name(ort, new_options())
-        if not self._is_whole(place):
+        with phase(f"comparing the checksums of the prepared engine {place}"):
+            is_whole = self._is_whole(place)
+        if not is_whole:
             if place.exists():
                 _log.warning("the prepared engine %s is damaged and is made again", place)
             try:
-                self._prepare(place, lambda options: open_engine(model_path, options), new_options)
+                with phase(f"preparing {model_path} in {self.folder} for later openings"):
+                    self._prepare(place, partial(open_engine, model_path), new_options)
             except OSError as error:
                 _log.warning(
                     "cannot keep a prepared engine of %s in %s (%s): it opens without one; free "

@@ -1,0 +1,27 @@
+"""Log lines of long phases, such as opening an engine, for whoever shows them.
+
+A line at the beginning, and one at the end whose record has the attribute ``seconds``. The commands
+print them if the phase takes long (``dsbd_ort.commands.progress.slow_phases``).
+"""
+
+import contextlib
+import logging
+import time
+from collections.abc import Iterator
+
+PHASES = logging.getLogger(__name__)
+
+
+@contextlib.contextmanager
+def phase(line: str) -> Iterator[None]:
+    """Log a line at level INFO before the block, and again with its seconds after it."""
+    PHASES.info("%s", line)
+    began = time.monotonic()
+    yield
+    seconds = time.monotonic() - began
+    PHASES.info("%s: %.1f s", line, seconds, extra={"seconds": seconds})
+
+
+def shown_bytes(num_bytes: int) -> str:
+    """Return a size for people: 1.8 GB, 12 MB."""
+    return f"{num_bytes / 1e9:.1f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.0f} MB"
