@@ -160,14 +160,15 @@ def _arguments(tool: Tool) -> JsonSchema:
     parameters = tool.function.parameters
     if not parameters:
         return JsonSchema({"type": "object", "additionalProperties": False})
-    if parameters.get("type") != "object":
+    kind = parameters.get("type", "object")  # absent: that of its $ref, allOf, properties, ...
+    if kind != "object" and not (isinstance(kind, list) and "object" in kind):
         raise bad_request(
-            f"the parameters of {tool.function.name} are of type {parameters.get('type')!r}; "
-            "expected a schema of type 'object'",
+            f"the parameters of {tool.function.name} are of type {kind!r}; expected a schema of "
+            "type 'object'",
             "tools",
         )
     try:
-        return JsonSchema(parameters)
+        return JsonSchema({**parameters, "type": "object"})
     except ConstraintError as error:
         raise bad_request(f"tools: {error}", "tools") from error
 

@@ -83,6 +83,41 @@ def test_required_calls(tool_client, num_beams, parallel):
             check_call(call)
 
 
+NODE = {
+    "type": "object",
+    "properties": {
+        "v": {"enum": [1]},
+        "next": {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/Node"}]},
+    },
+    "required": ["v", "next"],
+    "additionalProperties": False,
+}
+UNTYPED = [
+    {"$defs": {"Node": NODE}, "$ref": "#/$defs/Node"},
+    {"$defs": {"Node": NODE}, "allOf": [{"$ref": "#/$defs/Node"}]},
+    {"$defs": {"Node": NODE}, "anyOf": [{"$ref": "#/$defs/Node"}, {"type": "string"}]},
+    {**{name: NODE[name] for name in NODE if name != "type"}, "$defs": {"Node": NODE}},
+    {**NODE, "type": ["object", "null"], "$defs": {"Node": NODE}},
+]
+
+
+@pytest.mark.parametrize("schema", UNTYPED, ids=lambda schema: str([*schema]))
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "f"}}])
+def test_parameters_without_a_type_of_their_own_are_objects(own_client, schema, choice):
+    (answer,) = own_client.chat.completions.create(
+        model=MODEL,
+        messages=MESSAGES,
+        tools=[tool("f", schema)],
+        tool_choice=choice,
+        parallel_tool_calls=False,
+        max_tokens=400,
+        seed=1,
+    ).choices
+    arguments = json.loads(answer.message.tool_calls[0].function.arguments)
+    assert isinstance(arguments, dict) and arguments["v"] == 1
+    jsonschema.validate(arguments, schema)
+
+
 def test_required_calls_of_schemas_with_ids_anchors_and_references_as_data(own_client):
     values = [{"$ref": "#/nowhere", "$id": "no uri %"}, "b", "c"]
     tools = [
@@ -196,6 +231,12 @@ REFUSED = [
         {"tools": [tool("f", {"type": "string"})], "tool_choice": "required"},
         "tools",
         "expected a schema of type 'object'",
+    ),
+    (
+        {"tools": [tool("f", {"$ref": "#/$defs/a", "$defs": {"a": {"type": "string"}}})],
+         "tool_choice": "required"},
+        "tools",
+        "Unsatisfiable schema",
     ),
     (
         {"tools": TOOLS, "tool_choice": "required", "response_format": {"type": "json_object"}},
