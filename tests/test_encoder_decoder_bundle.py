@@ -98,7 +98,7 @@ REFUSED = [  # (prompt, options, error, its words)
         [5] * 257,
         {},
         CapacityError,
-        "the source has 257 tokens, the encoder of this bundle reads 256",
+        "this model's maximum context length is 256 tokens of a source, the source has 257",
     ),
     ([300], {}, DecodingError, "the source has token id 300; expected 0 to 299"),
     ([5], {"prompt_logprobs": True}, InputError, "the prompt of an encoder-decoder is its source"),

@@ -192,15 +192,11 @@ Ints Pipeline::prompt_ids(const Text& text, const Prompt& prompt) const {
 
 void Pipeline::check_context(std::size_t num_prompt_tokens, std::size_t max_new_tokens) const {
     const std::size_t limit = bundle_.context_length();
-    if (num_prompt_tokens >= limit) {
-        throw CapacityError("the prompt has " + std::to_string(num_prompt_tokens) +
-                            " tokens, the context of this bundle holds " + std::to_string(limit) +
-                            "; shorten the prompt");
-    }
+    const std::string context = "this model's maximum context length is " + std::to_string(limit) +
+                                " tokens, the prompt has " + std::to_string(num_prompt_tokens);
+    if (num_prompt_tokens >= limit) throw CapacityError(context + "; shorten the prompt");
     if (num_prompt_tokens + max_new_tokens > limit) {
-        throw CapacityError("the prompt's " + std::to_string(num_prompt_tokens) +
-                            " tokens and max_new_tokens " + std::to_string(max_new_tokens) +
-                            " exceed the context of " + std::to_string(limit) +
+        throw CapacityError(context + " and max_new_tokens is " + std::to_string(max_new_tokens) +
                             "; use max_new_tokens " + std::to_string(limit - num_prompt_tokens) +
                             " or less, or a shorter prompt");
     }

@@ -123,8 +123,9 @@ void Service::enqueue(const LivePointer& live) {
     if (!failure_.empty()) throw InternalError(failure_);
     if (is_closing_) throw Error("the pipeline is closed or closing; open another one");
     if (live->most_rows > max_rows_) {
-        throw CapacityError("the request may need " + std::to_string(live->most_rows) +
-                            " cache rows (" + std::to_string(live->num_prompt_tokens) +
+        throw CapacityError("the request exceeds the available context size: it may need " +
+                            std::to_string(live->most_rows) + " cache rows (" +
+                            std::to_string(live->num_prompt_tokens) +
                             " of them for the prompt), the service has " +
                             std::to_string(max_rows_) + "; use fewer beams or new tokens, a "
                             "shorter draft or prompt");

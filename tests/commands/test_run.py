@@ -113,7 +113,7 @@ USER_ERRORS = [  # (arguments after the bundle, words of the message)
     (["--prompt", "x", "--provider", "tpu"], "tpu"),
     (["--prompt", "x", "--draft-provider", "tpu"], "tpu"),
     (["--prompt", "x", "--cuda-graphs"], "cuda_graphs is set, but provider 'cpu' has none"),
-    (["--prompt", "x " * 3000], "the context of this bundle holds 2048"),
+    (["--prompt", "x " * 3000], "this model's maximum context length is 2048 tokens"),
     (["--prompt", "x", "--max-new-tokens", "4000"], "use max_new_tokens 2046 or less"),
     (["--prompt", "x", "--prompt-file", "y"], "not both"),
     (["--prompt", "x", "--stop", ""], "--stop has an empty text"),

@@ -143,9 +143,11 @@ def test_too_many_pictures_are_refused_with_their_rows(picture_pipe: Opener) -> 
     assert len(reader.read(asked(image, text="What?"))) < 60
     with pytest.raises(CapacityError) as raised:
         reader.read(asked(*[image] * 10, text="What?"))
-    words = "the prompt has at least 84 tokens, 84 of them the rows of 3 pictures; the context of "
-    assert words + "this bundle holds 60; give fewer pictures" in str(raised.value)
-    with pytest.raises(CapacityError, match=r"has 94 tokens, 28 of them the rows of 1 pictures"):
+    words = (
+        "length is 60 tokens, the prompt has at least 84, 84 of them the rows of 3 pictures; give"
+    )
+    assert f"{words} fewer pictures" in str(raised.value)
+    with pytest.raises(CapacityError, match=r"has 94, 28 of them the rows of 1 pictures"):
         reader.read(asked(image, text="What is it, and where, and why, and whose, and when is it?"))
 
 

@@ -208,7 +208,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"language": "tlh"}, "one of the 30 languages of this model"),
     ({"language": 7}, "language is a int"),
     ({"initial_prompt": 7}, "initial_prompt is a int"),
-    ({"initial_prompt": "fox " * 600}, "of them the rows of 1 sounds; the context"),
+    ({"initial_prompt": "fox " * 600}, "of them the rows of 1 sounds; "),
     ({"hot_words": "fox"}, "hot_words is a str"),
     ({"prompt_logprobs": True}, "prompt_logprobs is given, but transcribe decides it"),
     ({"max_new_tokens": 600}, "max_new_tokens 600"),

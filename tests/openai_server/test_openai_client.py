@@ -196,6 +196,9 @@ def test_errors_are_the_clients_exceptions(client):
     with pytest.raises(openai.BadRequestError) as too_long:
         client.completions.create(model=MODEL, prompt="x" * 2100)
     assert too_long.value.code == "context_length_exceeded"
+    assert too_long.value.body["message"].startswith(
+        "this model's maximum context length is 2048 tokens, the prompt has 2100"
+    )
 
 
 def test_a_bundle_without_a_chat_template_says_so(serve, tiny_bundle):

@@ -128,7 +128,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"no_timestamps_token_id": 5}, "no_timestamps_token_id is given, but transcribe decides it"),
     ({"strategy": "speculative", "num_beams": 1}, "temperature is 0, but strategy speculative"),
     ({"num_beams": 0}, "num_beams is 0; expected at least 1"),
-    ({"max_new_tokens": 1000}, "exceed the context of 96"),
+    ({"max_new_tokens": 1000}, "maximum context length is 96 tokens"),
     ({"hotwords": ["Kafka"]}, "unknown option 'hotwords'"),
     ({"seed": "7"}, "seed is '7'; expected a whole number"),
     ({"seed": [7]}, r"seed is \[7\]; expected a whole number"),

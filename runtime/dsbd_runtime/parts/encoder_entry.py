@@ -205,6 +205,6 @@ def check_length(num_tokens: int, limit: int) -> None:
     """Raise CapacityError for a source of more tokens than an encoder reads."""
     if num_tokens > limit:
         raise CapacityError(
-            f"the source has {num_tokens} tokens, the encoder of this bundle reads {limit}; split "
-            "it, as by sentences"
+            f"this model's maximum context length is {limit} tokens of a source, the source has "
+            f"{num_tokens}; split it, as by sentences"
         )
