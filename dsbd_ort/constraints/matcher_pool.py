@@ -224,6 +224,11 @@ def not_followed(name: str, reason: str) -> ConstraintError:
     message = " ".join(reason.replace("<non-verbose/>", "").split())
     if message in ("NoExtension", "NoExtensionBias"):
         message = "it allows no text at all"
+    if "coerce_one_of" in message:
+        message = (
+            "the alternatives of a oneOf may overlap, and exactly one cannot be required; use "
+            "anyOf, or alternatives of different types"
+        )
     if "Current row has" in message:
         message = (
             f"too much may follow at one place ({message}); make properties required, or fewer"

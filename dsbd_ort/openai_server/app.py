@@ -29,7 +29,14 @@ from dsbd_ort.openai_server.generation import Gate, GenerationHandler
 from dsbd_ort.openai_server.item_requests import ResponsesBody
 from dsbd_ort.openai_server.item_responses import ItemResponse, ItemResponseBuilder
 from dsbd_ort.openai_server.metrics import Metrics
-from dsbd_ort.openai_server.middleware import AccessLog, ApiKeyCheck, BodyLimit, JsonByDefault
+from dsbd_ort.openai_server.middleware import (
+    AccessLog,
+    ApiKeyCheck,
+    BodyLimit,
+    EndingSlash,
+    JsonByDefault,
+    without_slash,
+)
 from dsbd_ort.openai_server.planner import Planner
 from dsbd_ort.openai_server.settings import ServingSettings
 from dsbd_ort.openai_server.transcription import SpeechForm, TranscribedText, TranscriptionHandler
@@ -109,16 +116,14 @@ def _add_generation(app: FastAPI, handler: GenerationHandler, planner: Planner) 
     async def responses(request: Request, body: ResponsesBody) -> Response:
         """Answer a conversation, with the items and events of OpenAI's newer endpoint."""
         chat = body.chat_body()
-        try:
-            return await handler.respond(
-                request,
-                chat,
-                planner.plan_chat,
-                lambda head, plan: ItemResponseBuilder(head, plan.tools, body),
-                "resp",
-            )
-        except ErrorResponse as error:
-            raise body.own_error(error) from error
+        return await handler.respond(
+            request,
+            chat,
+            planner.plan_chat,
+            lambda head, plan: ItemResponseBuilder(head, plan.tools, body),
+            "resp",
+            lambda error: body.own_error(chat.own_error(error)),
+        )
 
 
 def _add_speech(app: FastAPI, handler: TranscriptionHandler) -> None:
@@ -226,10 +231,14 @@ def _add_middlewares(
     *,
     logs_access: bool,
 ) -> None:
-    """Add the middlewares, the innermost first: a request meets log, key, body, type, endpoint."""
+    """Add the middlewares, the innermost first.
+
+    A request meets log, key, path, body, type, endpoint.
+    """
     paths = frozenset(app.openapi()["paths"])
 
     def count(path: str, status: int) -> None:
+        path = without_slash(path)
         known = path if path in paths else "other"
         metrics.count("dsbd:http_answers", path=known, status=str(status))
 
@@ -240,6 +249,7 @@ def _add_middlewares(
         timeout_s=settings.body_timeout_s,
         limits_by_path=limits_by_path,
     )
+    app.add_middleware(EndingSlash)
     if settings.keys is not None:
         app.add_middleware(ApiKeyCheck, keys=settings.keys, everywhere=settings.keys_everywhere)
     app.add_middleware(AccessLog, clock=metrics.clock, count=count, is_shown=logs_access)

@@ -39,7 +39,8 @@ def check_prompt(num_tokens: int, settings: ServingSettings) -> None:
     limit = settings.max_prompt_tokens
     if limit is not None and num_tokens > limit:
         raise bad_request(
-            f"the prompt has {num_tokens} tokens, this server allows {limit}; shorten it",
+            f"the prompt has {num_tokens} tokens, which exceeds the available context size: this "
+            f"server allows {limit}; shorten it",
             "prompt",
             "context_length_exceeded",
         )
@@ -78,8 +79,10 @@ def choices_of(body: GenerationBody, best_of: int | None, most_tried: int) -> Ch
     """Return how many sequences are generated and returned; ``most_tried``: the server's limit."""
     num_returned = body.n or 1
     num_tried = num_returned if best_of is None else best_of
-    most = max(num_tried, num_returned, body.num_return_sequences or 1)
-    check_limit("n", most, most_tried, " sequences")
+    counts = {"n": num_returned, "best_of": num_tried}
+    counts["num_return_sequences"] = body.num_return_sequences or 1
+    most = max(counts, key=counts.__getitem__)
+    check_limit(most, counts[most], most_tried, " sequences")
     if num_tried < num_returned:
         message = f"best_of is {num_tried}, less than n {num_returned}; raise it"
         raise bad_request(message, "best_of")
@@ -137,7 +140,7 @@ def _with_beams(options: dict[str, Any], num_returned: int, num_tried: int) -> d
     width = options.get("num_beams", max(USUAL_BEAMS, num_tried))
     if isinstance(width, int) and width < num_tried:
         raise bad_request(
-            f"num_beams is {width}, but n, best_of or num_return_sequences is {num_tried}; raise "
+            f"num_beams is {width}, but {num_tried} sequences are returned or tried; raise "
             "num_beams or leave it out",
             "num_beams",
         )

@@ -94,8 +94,27 @@ class GenerationHandler:
         plan_of: Callable[[Body], GenerationPlan],
         builder_of: Callable[[ResponseHead, GenerationPlan], Builder],
         id_prefix: str,
+        named: Callable[[ErrorResponse], ErrorResponse] | None = None,
     ) -> Response:
-        """Return the response in one piece or as a stream; raise ErrorResponse if it fails."""
+        """Return the response in one piece or as a stream; raise ErrorResponse if it fails.
+
+        named: returns an error with the names of the client's fields; None: those of ``body``.
+        """
+        named = named or body.own_error
+        try:
+            return await self._responded(request, body, plan_of, builder_of, id_prefix, named)
+        except ErrorResponse as error:
+            raise named(error) from error
+
+    async def _responded(
+        self,
+        request: Request,
+        body: Body,
+        plan_of: Callable[[Body], GenerationPlan],
+        builder_of: Callable[[ResponseHead, GenerationPlan], Builder],
+        id_prefix: str,
+        named: Callable[[ErrorResponse], ErrorResponse],
+    ) -> Response:
         self._check(body)
         wants_logprobs = body.num_top_logprobs is not None
         tokenizer = self._tokenizer(body) if wants_logprobs else None
@@ -115,9 +134,8 @@ class GenerationHandler:
             builder = builder_of(self._head(id_prefix), plan)
             results = generation.results()
             if body.stream:
-                events = streamed_events(
-                    results, plan, builder, tokenizer, body.stream_options or StreamOptions()
-                )
+                options = body.stream_options or StreamOptions()
+                events = streamed_events(results, plan, builder, tokenizer, options, named)
                 return EventStream(events, on_end.pop_all().close)
             work = full_response(results, plan, builder, tokenizer)
             response = await while_connected(request.receive, work)

@@ -5,6 +5,7 @@ instructions                               a first system message
 message, with input_text or output_text    a message
 function_call                              tool_calls of an assistant message
 function_call_output                       a message of role tool
+reasoning, if it is empty                  nothing
 tools, tool_choice: a flat function        the function in a field of its own
 text.format                                response_format
 max_output_tokens                          max_completion_tokens
@@ -12,10 +13,8 @@ max_output_tokens                          max_completion_tokens
 Nothing is stored, so the whole conversation is in ``input``.
 """
 
-import re
 from collections.abc import Mapping
-from dataclasses import replace
-from typing import Annotated, Any, ClassVar, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 from fastapi.exceptions import RequestValidationError
 from pydantic import (
@@ -29,6 +28,7 @@ from pydantic import (
 
 from dsbd_ort.openai_server.chat import ChatBody
 from dsbd_ort.openai_server.errors import ErrorResponse
+from dsbd_ort.openai_server.protocol import with_names
 from dsbd_ort.openai_server.request_fields import Refused, refusal
 from dsbd_ort.openai_server.structured import SchemaFormat
 from dsbd_ort.openai_server.tools import FunctionBody, FunctionName
@@ -42,7 +42,6 @@ ITEM_FIELDS = {
     "store": Refused("nothing is stored", (False,)),
     "background": Refused("a response is made while its client waits", (False,)),
     "include": Refused("an answer has no such parts", ([], ["reasoning.encrypted_content"])),
-    "reasoning": Refused("the model has only one level", ({}, {"effort": "none"})),
     "truncation": Refused("a conversation is never cut silently", ("disabled",)),
     "context_management": Refused("a conversation is never cut silently", ([],)),
     "max_tool_calls": Refused("there are no hosted tools, which it counts"),
@@ -65,7 +64,6 @@ _OWN_NAMES = {
     "response_format.json_schema.schema": "text.format.schema",
 }
 """Fields of this endpoint by those of the chat endpoint, in errors."""
-_NAME = re.compile(r"\w+(\.\w+)*")
 
 
 class _Part(BaseModel):
@@ -130,15 +128,37 @@ class FunctionCallOutput(_Item):
     output: str | list[InputText]
 
 
+class PastReasoning(_Item):
+    """The reasoning before an earlier answer, which must be empty."""
+
+    type: Literal["reasoning"]
+    summary: list[Any] | None = None
+    content: list[Any] | None = None
+    encrypted_content: str | None = None
+
+    @model_validator(mode="after")
+    def _check_is_empty(self) -> Self:
+        if self.summary or self.content or self.encrypted_content:
+            raise ValueError(
+                "a reasoning item with content is not supported: no answer of this model has one; "
+                "leave the item out"
+            )
+        return self
+
+
+_KINDS = ("function_call", "function_call_output", "reasoning")
+
+
 def _kind_of_item(item: Any) -> str:
     kind = item.get("type") if isinstance(item, dict) else getattr(item, "type", None)
-    return kind if kind in ("function_call", "function_call_output") else "message"
+    return kind if kind in _KINDS else "message"
 
 
 InputItem = Annotated[
     Annotated[InputMessage, Tag("message")]
     | Annotated[PastFunctionCall, Tag("function_call")]
-    | Annotated[FunctionCallOutput, Tag("function_call_output")],
+    | Annotated[FunctionCallOutput, Tag("function_call_output")]
+    | Annotated[PastReasoning, Tag("reasoning")],
     Discriminator(_kind_of_item),
 ]
 
@@ -182,6 +202,14 @@ class TextOptions(_Part):
     verbosity: Literal["medium"] | None = None
 
 
+class Reasoning(_Part):
+    """The field ``reasoning``: the model has one level, and no reasoning to summarize."""
+
+    effort: Literal["none"] | None = None
+    summary: str | None = None
+    generate_summary: str | None = None
+
+
 class ResponsesBody(BaseModel):
     """The request; all other fields are those of the chat endpoint."""
 
@@ -193,6 +221,7 @@ class ResponsesBody(BaseModel):
     tool_choice: Literal["none", "auto", "required"] | ChosenFunction | None = None
     parallel_tool_calls: bool | None = None
     text: TextOptions | None = None
+    reasoning: Reasoning | None = None
     max_output_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
@@ -223,12 +252,7 @@ class ResponsesBody(BaseModel):
 
     def own_error(self, error: ErrorResponse) -> ErrorResponse:
         """Return an error of the chat endpoint, with the names of this one's fields."""
-        names = dict(_OWN_NAMES)
-        if self.max_output_tokens is not None:
-            names["max_new_tokens"] = "max_output_tokens"
-        message = _NAME.sub(lambda found: names.get(found[0], found[0]), error.message)
-        names["prompt"] = "input"
-        return replace(error, message=message, param=names.get(error.param or "", error.param))
+        return with_names(error, _OWN_NAMES)
 
     def _options(self) -> dict[str, Any]:
         """Return the undeclared fields, which the chat endpoint checks."""
@@ -257,7 +281,7 @@ class ResponsesBody(BaseModel):
             elif isinstance(item, FunctionCallOutput):
                 output = {"role": "tool", "tool_call_id": item.call_id}
                 messages.append({**output, "content": _text_of(item.output)})
-            else:
+            elif isinstance(item, InputMessage):
                 messages.append({"role": item.role, "content": _text_of(item.content)})
         return messages
 

@@ -70,6 +70,23 @@ def _log_bug(error: Exception) -> None:
 
 
 @dataclass
+class EndingSlash:
+    """Reads a path that ends with a slash as the one without it, as clients join them."""
+
+    app: ASGIApp
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            scope = {**scope, "path": without_slash(scope["path"])}
+        await self.app(scope, receive, send)
+
+
+def without_slash(path: str) -> str:
+    """Return a path without slashes at its end; the root is one slash."""
+    return path.rstrip("/") or "/"
+
+
+@dataclass
 class JsonByDefault:
     """Reads a body without Content-Type, or with that of ``curl -d``, as JSON.
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
@@ -27,9 +28,30 @@ _OPTION_BY_FIELD = {
     **{name: name for name in OPTION_NAMES},
 }
 
+_NAMES_OF_OPTIONS = (
+    *((name, other) for other, name in _OPTION_BY_FIELD.items()),
+    *(("eos_token_id", other) for other in ("stop_token_ids", "ignore_eos")),
+    *((name, "prediction") for name in ("predicted_text", "predicted_token_ids")),
+    *(("num_return_sequences", other) for other in ("n", "best_of")),
+    *(("top_logprobs", "logprobs"), ("prompt_logprobs", "echo"), ("prompt", "messages")),
+    *(("constraint", other) for other in (*ConstraintFields.model_fields, "tools")),
+)
+"""Options that errors name, each with a field that may have set it, the first one preferred."""
+_WORDS = ("prompt", "constraint")  # that are no names in the text of an error
+_NAME = re.compile(r"\w+(\.\w+)*")
+
 FinishReason = Literal["stop", "length", "tool_calls"]
 FINISH_REASONS: dict[str, FinishReason] = {"eos": "stop", "stop": "stop", "length": "length"}
 """OpenAI's finish reason by that of a GeneratedSequence."""
+
+
+def with_names(error: ErrorResponse, names: Mapping[str, str]) -> ErrorResponse:
+    """Return an error with other names of fields, in its text and as ``param``."""
+    texts = {name: other for name, other in names.items() if name not in _WORDS}
+    message = _NAME.sub(lambda found: texts.get(found[0], found[0]), error.message)
+    param = error.param or ""
+    first = names.get(param.partition(".")[0], error.param)
+    return replace(error, message=message, param=names.get(param, first))
 
 
 def _describe_options(schema: dict[str, Any]) -> None:
@@ -107,6 +129,15 @@ class GenerationBody(ConstraintFields):
     def num_top_logprobs(self) -> int | None:
         """How many of the most probable tokens to return at each position; None: no logprobs."""
         raise NotImplementedError
+
+    def own_error(self, error: ErrorResponse) -> ErrorResponse:
+        """Return an error with the names of the fields that this request has."""
+        sent = {name for name in self.model_fields_set if getattr(self, name) is not None}
+        names: dict[str, str] = {}
+        for option, field in _NAMES_OF_OPTIONS:
+            if field in sent and option not in sent:
+                names.setdefault(option, field)
+        return with_names(error, names)
 
     def decoding_options(self) -> dict[str, Any]:
         """Return the fields that are options, by the names of DecodingConfig.

@@ -38,6 +38,7 @@ FIELDS: dict[str, RequestField] = {
     "prompt_cache_key": Unused("prompts that begin alike share their cache rows anyway"),
     "request_id": Unused("name of the request"),
     "metadata": Unused("of stored answers; none is stored", dict),
+    "client_metadata": Unused("of the client's own", dict),
     "bad_words": Refused(_LATER, ([],)),
     "allowed_token_ids": Refused(_LATER),
     "guided_decoding_backend": Refused("only one backend is supported"),

@@ -216,8 +216,12 @@ async def streamed_events(
     builder: Builder,
     tokenizer: Tokenizer | None,
     options: StreamOptions,
+    named: Callable[[ErrorResponse], ErrorResponse],
 ) -> AsyncIterator[str]:
-    """Yield the server-sent events of a response; arguments as those of ``full_response``."""
+    """Yield the server-sent events of a response; arguments as those of ``full_response``.
+
+    named: returns an error with the names of the client's fields.
+    """
     choices = _ChoiceStreams(plan, builder, tokenizer, bool(options.continuous_usage_stats))
     try:
         for chunk in choices.first_chunks():
@@ -233,7 +237,7 @@ async def streamed_events(
             counts = choices.num_new_tokens, choices.returned, choices.num_cached_tokens
             yield builder.event(usage=_usage(plan, *counts))
     except ErrorResponse as error:
-        yield builder.error_event(error)
+        yield builder.error_event(named(error))
     yield builder.end
 
 

@@ -203,6 +203,7 @@ def test_senseless_specifications_are_refused(make, message):
         (JsonSchema({"type": "array", "uniqueItems": True}), 'Unimplemented keys: ."uniqueItems"'),
         (JsonSchema({"allOf": [{"type": "string"}, {"type": "null"}]}), "Unsatisfiable schema"),
         (JsonSchema({"$ref": "#/$defs/x"}), "the JSON schema .*does not exist"),
+        (JsonSchema({"oneOf": [{"type": "integer"}, {"type": "number"}]}), "exactly one .* anyOf"),
     ],
     ids=lambda value: getattr(value, "name", ""),
 )

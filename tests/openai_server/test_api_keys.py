@@ -80,6 +80,7 @@ def test_the_client_with_and_without_a_key(locked):
 def test_open_paths(locked, serve):
     for path in ("/health", "/ready", "/metrics"):
         assert httpx2.get(f"{locked.url}{path}").status_code == 200
+        assert httpx2.get(f"{locked.url}{path}/").status_code == 401
     with serve(keys=ApiKeys(["key"]), keys_everywhere=True) as closed:
         for path in ("/health", "/ready", "/metrics"):
             assert httpx2.get(f"{closed.url}{path}").status_code == 401

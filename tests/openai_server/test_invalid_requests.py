@@ -1,12 +1,15 @@
 """Invalid requests: status 400, and the error names the field."""
 
 import json
+import re
 
 import pytest
 
 from dsbd_ort.decoding import DecodingConfig
+from dsbd_ort.decoding.errors import ConstraintError
 from dsbd_ort.engine import ServiceLimits
-from tests.openai_server.running_server import MODEL
+from tests.openai_server.fakes import ScriptedService
+from tests.openai_server.running_server import MODEL, running_server
 
 COMPLETION = {"model": MODEL, "prompt": "def f(", "max_tokens": 2}
 CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "a"}], "max_tokens": 2}
@@ -29,7 +32,7 @@ REFUSED = [
     ({"echo": True, "stream": True, "logprobs": 1}, "echo"),
     ({"logprobs": 21}, "logprobs"),
     ({"ignore_eos": True, "eos_token_id": 5}, "ignore_eos"),
-    ({"stop_token_ids": [258_000]}, "eos_token_id"),
+    ({"stop_token_ids": [258_000]}, "stop_token_ids"),
     ({"use_beam_search": True, "strategy": "dsbd"}, "use_beam_search"),
     ({"logprobs": -1}, "logprobs"),
     ({"stream_options": {"include_usage": True}}, "stream_options"),
@@ -54,10 +57,22 @@ REFUSED = [
     ({"num_return_sequences": 2, "strategy": "speculative"}, "num_return_sequences"),
     ({"num_return_sequences": "2"}, "num_return_sequences"),
     ({"max_tokens": 2, "max_new_tokens": 3}, "max_tokens"),
-    ({"max_tokens": 0}, "max_new_tokens"),
+    ({"max_tokens": -1}, "max_tokens"),
+    ({"max_tokens": None, "max_completion_tokens": 0}, "max_completion_tokens"),
+    ({"max_tokens": None, "max_new_tokens": 0}, "max_new_tokens"),
+    ({"min_tokens": 2**31}, "min_tokens"),
+    ({"prediction": {"type": "content", "content": "a"}, "strategy": "sample"}, "prediction"),
+    ({"n": None, "best_of": 17}, "best_of"),
+    ({"num_return_sequences": 17}, "num_return_sequences"),
+    (
+        {"n": 2, "num_return_sequences": None, "strategy": "speculative", "num_beams": 2},
+        "num_beams",
+    ),
     ({"max_tokens": 4000}, "prompt"),  # more than the context holds
     ({"stop": "a", "stop_strings": "b"}, "stop"),
-    ({"stop": [""]}, "stop_strings"),
+    ({"stop": [""]}, "stop"),
+    ({"stop": ""}, "stop"),
+    ({"stop_strings": [""]}, "stop_strings"),
     ({"stop": [str(number) for number in range(17)]}, "stop"),
     ({"stop": "x" * 257}, "stop"),
     ({"num_beams": 17}, "num_beams"),
@@ -91,6 +106,8 @@ CHAT_REFUSED = [
     ),
     ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages.0.tool_calls.0.function"),
     ({"messages": [{"role": "assistant", "refusal": "no"}]}, "messages.0.refusal"),
+    ({"messages": [{"role": "user", "content": "a" * 3000}]}, "messages"),
+    ({"max_tokens": None, "max_completion_tokens": -1}, "max_completion_tokens"),
 ]
 
 
@@ -209,9 +226,22 @@ def test_neutral_options_are_taken(server, fields):
     assert len(answer.json()["choices"]) == fields.get("n", 1)
 
 
+NAMES_OF_OPTIONS = {"max_new_tokens", "min_new_tokens", "stop_strings", "predicted_token_ids"}
+
+
 @pytest.mark.parametrize(("fields", "param"), REFUSED, ids=str)
 def test_completions_refuse(server, fields, param):
-    assert refusal(server, "/v1/completions", {**COMPLETION, **fields})["param"] == param
+    error = refusal(server, "/v1/completions", {**COMPLETION, **fields})
+    assert error["param"] == param
+    assert not NAMES_OF_OPTIONS.difference(fields) & {*re.findall(r"\w+", error["message"])}
+
+
+def test_an_error_in_a_stream_has_the_name_that_was_sent(pipeline):
+    script = lambda: iter([ConstraintError("nothing may follow")])  # noqa: E731
+    with running_server(ScriptedService(pipeline, script)) as server:
+        body = {**COMPLETION, "stream": True, "guided_choice": ["a"]}
+        *_, error, _ = server.http.post("/v1/completions", json=body).text.strip().split("\n\n")
+        assert json.loads(error.removeprefix("data: "))["error"]["param"] == "guided_choice"
 
 
 @pytest.mark.parametrize(("fields", "param"), CHAT_REFUSED, ids=str)
@@ -303,7 +333,8 @@ ENDPOINTS_OF_TEXTS = (
         ("GET", "/v1/completions", "GET /v1/completions is not supported; use POST"),
         ("POST", "/v1/models", "POST /v1/models is not supported; use GET"),
         ("DELETE", "/v1/models", "DELETE /v1/models is not supported; use GET"),
-        ("GET", "/v1/models/", "unknown model ''; use 'tiny'"),
+        ("GET", "/v1/models/a/", "unknown model 'a'; use 'tiny'"),
+        ("GET", "/v1/completions/", "GET /v1/completions is not supported; use POST"),
     ],
 )
 def test_an_unknown_path_is_answered_by_those_there_are(server, method, path, words):
@@ -312,6 +343,14 @@ def test_an_unknown_path_is_answered_by_those_there_are(server, method, path, wo
     assert answer.json()["error"]["message"] == words
     long = server.http.get("/" + "x" * 5000).json()["error"]["message"]
     assert long.endswith(ENDPOINTS_OF_TEXTS) and len(long) < 400
+
+
+def test_a_slash_at_the_end_changes_nothing(server):
+    assert server.http.get("/v1/models/").json() == server.http.get("/v1/models").json()
+    for path, body in (("/v1/completions//", COMPLETION), ("/v1/chat/completions/", CHAT)):
+        assert server.http.post(path, json=body).status_code == 200
+    assert 'path="/v1/models"' in server.http.get("/metrics/").text
+    assert 'path="/v1/models/"' not in server.http.get("/metrics/").text
 
 
 def test_more_than_the_server_ever_holds_is_no_429(serve):
@@ -330,10 +369,13 @@ def test_the_servers_own_limits(serve):
         for fields, param in (
             ({"prompt": "abcdefg"}, "prompt"),
             ({"prompt": ["a", "b"]}, "prompt"),
-            ({"max_tokens": 4}, "max_new_tokens"),
+            ({"max_tokens": 4}, "max_tokens"),
+            ({"max_new_tokens": 4}, "max_new_tokens"),
             ({"n": 2}, "n"),
         ):
             assert refusal(small, "/v1/completions", {**body, **fields})["param"] == param
+        error = refusal(small, "/v1/completions", {**body, "prompt": "abcdefg"})
+        assert "exceeds the available context size" in error["message"]
 
 
 NUMBER_FIELDS = {*DecodingConfig.__dataclass_fields__, "max_completion_tokens"}

@@ -59,9 +59,9 @@ def test_what_the_answer_repeats_is_accepted_streamed_or_not(client, pipeline, p
         ({"prediction": {"type": "code", "content": ""}}, "prediction.type", "'content'"),
         ({"prediction": predicted("a"), "predicted_text": "b"}, "prediction", "contradicts"),
         ({"predicted_text": "a", "predicted_token_ids": [1]}, "predicted_text", "leave out one"),
-        ({"prediction": predicted("a"), "strategy": "sample"}, "predicted_text", "sample"),
+        ({"prediction": predicted("a"), "strategy": "sample"}, "prediction", "sample"),
         ({"predicted_token_ids": [-1]}, "predicted_token_ids", "expected token ids from 0"),
-        ({"prediction": predicted("a" * 9999)}, "predicted_token_ids", "give the part that the"),
+        ({"prediction": predicted("a" * 9999)}, "prediction", "give the part that the"),
         ({"predicted_token_ids": [10**6]}, "predicted_token_ids", "the target's vocabulary"),
     ],
 )

@@ -126,6 +126,7 @@ REFUSED = [  # fields, param, words
         "unevaluatedProperties",
     ),
     ({"guided_json": {"minimum": 3, "maximum": 1, "type": "integer"}}, "guided_json", "minimum"),
+    ({"guided_json": {"oneOf": [{"type": "integer"}, {}]}}, "guided_json", "use anyOf"),
     ({"guided_json": "{"}, "guided_json", "is not valid JSON"),
     (
         {"guided_decoding_backend": "xgrammar"},
