@@ -7,6 +7,7 @@ rows. A placeholder that a user types is text.
 from __future__ import annotations
 
 import functools
+import itertools
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeGuard
@@ -30,7 +31,13 @@ from dsbd_runtime.parts.given_prompt import GivenPrompt
 from dsbd_runtime.parts.given_rows import GivenEntry
 from dsbd_runtime.parts.given_sound import ChunkedSound, StackedSound, WindowedSound
 from dsbd_runtime.parts.picture_entry import PictureEntry
-from dsbd_runtime.text.chat_messages import MediaPart, Message, Render
+from dsbd_runtime.text.chat_messages import (
+    MediaPart,
+    Message,
+    Render,
+    check_messages,
+    joined_text,
+)
 from dsbd_runtime.text.chat_template import ChatTemplate
 from dsbd_runtime.text.tokenizer import Tokenizer
 
@@ -89,6 +96,7 @@ class MediaReader:
         media: list[ReadMedium] = []
         if is_conversation(messages):
             messages = [self._ready(*each, media, limits) for each in enumerate(messages)]
+            check_messages(messages)
         render = functools.partial(
             self._chat_template().render,
             add_generation_prompt=add_generation_prompt,
@@ -212,10 +220,9 @@ def _as_text(message: Message, placeholder: str) -> Message:
     content = message.get("content")
     if isinstance(content, str) or not isinstance(content, Sequence):
         return message
+    runs = itertools.groupby(content, lambda part: isinstance(part, MediaPart))
     texts = (
-        part if isinstance(part, str) else str(part.get("text", placeholder))
-        for part in content
-        if isinstance(part, str | Mapping)
+        placeholder * len([*run]) if of_media else joined_text([*run]) for of_media, run in runs
     )
     return {**message, "content": "".join(texts)}
 

@@ -131,12 +131,10 @@ class ChatMessage(BaseModel):
 
     def for_template(self) -> dict[str, Any]:
         content: str | list[dict[str, Any]]
-        if not isinstance(self.content, list):
-            content = self.content or ""
-        elif self.has_media:
+        if isinstance(self.content, list):
             content = [part.model_dump(include={"type", part.type}) for part in self.content]
         else:
-            content = "".join(part.text or "" for part in self.content)
+            content = self.content or ""
         message: dict[str, Any] = {"role": self.role, "content": content}
         if self.name is not None:
             message["name"] = self.name

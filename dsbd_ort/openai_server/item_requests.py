@@ -280,14 +280,16 @@ class ResponsesBody(BaseModel):
                 messages[-1].setdefault("tool_calls", []).append(call)
             elif isinstance(item, FunctionCallOutput):
                 output = {"role": "tool", "tool_call_id": item.call_id}
-                messages.append({**output, "content": _text_of(item.output)})
+                messages.append({**output, "content": _content_of(item.output)})
             elif isinstance(item, InputMessage):
-                messages.append({"role": item.role, "content": _text_of(item.content)})
+                messages.append({"role": item.role, "content": _content_of(item.content)})
         return messages
 
 
-def _text_of(content: str | list[InputText]) -> str:
-    return content if isinstance(content, str) else "".join(part.text for part in content)
+def _content_of(content: str | list[InputText]) -> str | list[dict[str, Any]]:
+    if isinstance(content, str):
+        return content
+    return [{"type": "text", "text": part.text} for part in content]
 
 
 def _without_nulls(value: Any) -> Any:

@@ -14,7 +14,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from dsbd_runtime.text.chat_messages import call_arguments
+from dsbd_runtime.text.chat_messages import call_arguments, joined_text
 
 TOOL_TEMPLATES = OWN, PLAIN = "own", "plain"
 """How tools are offered: by the chat template alone, or as plain text if it cannot."""
@@ -101,12 +101,12 @@ def _call(function: Message, place: str) -> str:
 def _result(message: Message, names: dict[str, str]) -> Message:
     name = message.get("name") or names.get(message.get("tool_call_id", ""))
     named = {} if name is None else {"name": name}
-    content = _json({**named, "content": message["content"]})
+    content = _json({**named, "content": joined_text(message["content"])})
     return {"role": "user", "content": f"{RESULT_BEGINS}{content}{RESULT_ENDS}"}
 
 
-def _joined(first: str, second: str) -> str:
-    return "\n\n".join(text for text in (first, second) if text)
+def _joined(*contents: str | list[Any]) -> str:
+    return "\n\n".join(text for text in map(joined_text, contents) if text)
 
 
 def _json(value: Any) -> str:

@@ -1,5 +1,7 @@
 #include "chat_messages.hpp"
 
+#include <algorithm>
+#include <initializer_list>
 #include <optional>
 #include <set>
 
@@ -30,6 +32,11 @@ void check_parts(const Json& content, const std::string& place) {
                         in_short(kind) + ": images and audio cannot be read; use parts of type "
                         "'text'");
         }
+        if (!(content[i].is_object() ? field(content[i], "text") : content[i]).is_string()) {
+            throw Error(place + ".content[" + std::to_string(i) + "] is " + in_short(content[i]) +
+                        "; expected a text, or a part such as "
+                        "{\"type\": \"text\", \"text\": \"Hello\"}");
+        }
     }
 }
 
@@ -58,8 +65,10 @@ Json call_for(const Json& call, const std::string& place, Arguments form) {
     return ready;
 }
 
+constexpr std::size_t of_name = 999;  // number of a message's name; its calls have smaller ones
+
 std::size_t number(std::size_t index, std::size_t call = 0) {
-    return index * 1000 + std::min<std::size_t>(call, 999);
+    return index * 1000 + std::min(call, of_name);
 }
 
 std::string mark(std::size_t number) {
@@ -68,11 +77,24 @@ std::string mark(std::size_t number) {
            digits + std::string(mark_end);
 }
 
-Json named(const Json& call, const std::string& name) {
-    Json marked = call;
-    (marked.contains("function") && marked["function"].is_object() ? marked["function"] : marked)["name"] =
-        name;
-    return marked;
+Json& function_of(Json& call) {
+    return call.contains("function") && call["function"].is_object() ? call["function"] : call;
+}
+
+Json named(Json call, const std::string& name) {
+    function_of(call)["name"] = name;
+    return call;
+}
+
+bool has_name(const Json& message) {
+    const Json& name = field(message, "name");
+    return !name.is_null() && name != "";
+}
+
+/// Return a message whose name, if it has one, is a mark.
+Json with_name(Json message, std::size_t index) {
+    if (has_name(message)) message["name"] = mark(number(index, of_name));
+    return message;
 }
 
 std::size_t num_calls(const Json& message) {
@@ -104,29 +126,46 @@ std::optional<std::string> attempt(const Render& render, const Json& messages) {
     } catch (const Error&) { return std::nullopt; }
 }
 
-std::set<std::string> marks_in(const std::string& text) {
+/// Return the marks of a text, except those after one of these endings.
+std::set<std::string> marks_in(const std::string& text,
+                               std::initializer_list<std::string_view> except_after = {}) {
     std::set<std::string> found;
     const std::size_t length = mark(0).size();
     for (std::size_t at = text.find(mark_begin); at != std::string::npos;
          at = text.find(mark_begin, at + 1)) {
-        found.insert(text.substr(at, length));
+        const std::string_view before = std::string_view(text).substr(0, at);
+        const bool is_left_out =
+            std::any_of(except_after.begin(), except_after.end(),
+                        [&](std::string_view ending) { return before.ends_with(ending); });
+        if (!is_left_out) found.insert(text.substr(at, length));
     }
     return found;
 }
 
-/// Whether a message without visible marks has no influence on the prompt: other content gives the
-/// same prompt. If the template refuses its marks, it is left out instead.
-bool is_lost(const Json& messages, std::size_t index, const std::string& text,
-             const Render& render) {
+/// Whether a part of a message without visible marks has no influence on the prompt: another value
+/// gives the same prompt. If the template refuses marks there, the part is left out instead.
+/// other: the message with marks in that part; rest: without the part, no value: without any.
+bool is_lost(const Json& messages, std::size_t index, const Json& other,
+             const std::optional<Json>& rest, const std::string& text, const Render& render) {
     Json others = messages;
-    others[index] = marked(messages[index], index);
-    std::optional<std::string> other;
-    if (others[index] != messages[index]) other = attempt(render, others);
-    if (!other) {
-        others.erase(index);
-        other = attempt(render, others);
+    others[index] = other;
+    std::optional<std::string> prompt;
+    if (other != messages[index]) prompt = attempt(render, others);
+    if (!prompt) {
+        rest ? void(others[index] = *rest) : others.erase(index);
+        prompt = attempt(render, others);
     }
-    return other == text;
+    return prompt == text;
+}
+
+/// Return a content of texts alone as one text, a line end between two parts.
+Json joined_text(const Json& parts) {
+    std::string text;
+    for (std::size_t i = 0; i < parts.size(); ++i) {
+        const Json& part = parts[i].is_object() ? parts[i]["text"] : parts[i];
+        text += (i == 0 ? "" : "\n") + part.get_ref<const std::string&>();
+    }
+    return text;
 }
 
 Error lost(const std::string& place, const Json& message) {
@@ -134,6 +173,24 @@ Error lost(const std::string& place, const Json& message) {
                  ", leaves no trace in the prompt: the chat template of this model has no place "
                  "for it; leave it out, or use a role and an order of messages that the template "
                  "reads");
+}
+
+/// Raise Error for a name that leaves no trace; a result may have that of a call before it.
+void check_name(const Json& messages, std::size_t index, const std::vector<Json>& called,
+                const std::set<std::string>& marks, const std::string& text,
+                const Render& render) {
+    const Json& message = messages[index];
+    if (!has_name(message) || marks.count(mark(number(index, of_name))) != 0) return;
+    const Json& name = message["name"];
+    if (message["role"] == "tool" && std::find(called.begin(), called.end(), name) != called.end()) {
+        return;
+    }
+    Json unnamed = message;
+    unnamed.erase("name");
+    if (!is_lost(messages, index, with_name(message, index), unnamed, text, render)) return;
+    throw Error(place_of(index) + ".name is " + in_short(name) + ", which leaves no trace in the "
+                "prompt: the chat template of this model has no place for names there; leave it "
+                "out, or write it into the content");
 }
 
 }  // namespace
@@ -185,9 +242,38 @@ Json messages_for(const std::string& source, const Json& messages, Arguments for
     return prepared;
 }
 
+Json with_joined_parts(Json messages, const Render& render) {
+    Json probe = messages;
+    bool has_parts = false;
+    for (std::size_t i = 0; i < messages.size(); ++i) {
+        if (!field(messages[i], "content").is_array()) continue;
+        has_parts = true;
+        for (std::size_t k = 0; k < probe[i]["content"].size(); ++k) {
+            Json& part = probe[i]["content"][k];
+            if (part.is_object()) part["text"] = mark(number(i, k));
+        }
+    }
+    if (!has_parts) return messages;
+    const std::set<std::string> marks = marks_in(
+        attempt(render, probe).value_or(""), {"text': '", "text\": \"", "text\":\""});
+    for (std::size_t i = 0; i < messages.size(); ++i) {
+        const Json parts = field(messages[i], "content");
+        if (!parts.is_array()) continue;
+        bool is_read = !parts.empty();
+        for (std::size_t k = 0; k < parts.size(); ++k) {
+            is_read = is_read && marks.count(mark(number(i, k))) != 0;
+        }
+        if (!is_read) messages[i]["content"] = joined_text(parts);
+    }
+    return messages;
+}
+
 void check_traces(const Json& messages, const std::string& text, const Render& render) {
     Json all = Json::array();
-    for (std::size_t i = 0; i < messages.size(); ++i) all.push_back(marked(messages[i], i));
+    for (std::size_t i = 0; i < messages.size(); ++i) {
+        all.push_back(with_name(marked(messages[i], i), i));
+    }
+    std::vector<Json> called;
     const std::set<std::string> marks = marks_in(attempt(render, all).value_or(""));
     for (std::size_t i = 0; i < messages.size(); ++i) {
         std::optional<std::size_t> first_missing;
@@ -203,8 +289,14 @@ void check_traces(const Json& messages, const std::string& text, const Render& r
             throw lost(place_of(i) + ".tool_calls[" + std::to_string(*first_missing) + "]",
                        messages[i]);
         }
-        if (!has_call && marks.count(mark(number(i))) == 0 && is_lost(messages, i, text, render)) {
+        if (!has_call && marks.count(mark(number(i))) == 0 &&
+            is_lost(messages, i, marked(messages[i], i), std::nullopt, text, render)) {
             throw lost(place_of(i), messages[i]);
+        }
+        check_name(messages, i, called, marks, text, render);
+        for (std::size_t k = 0; k < num_calls(messages[i]); ++k) {
+            Json call = messages[i]["tool_calls"][k];
+            called.push_back(function_of(call)["name"]);
         }
     }
 }

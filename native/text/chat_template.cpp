@@ -132,12 +132,14 @@ std::string ChatTemplate::render(const Json& messages, const Json& variables,
         return used.compiled.rendered(all, now);
     };
     const auto with_texts = [&] {
-        const Json ready = messages_for(used.text, messages, Arguments::text);
+        const Json ready = with_joined_parts(
+            messages_for(used.text, messages, Arguments::text), rendered);
         const std::string text = rendered(ready);
         check_traces(ready, text, rendered);
         return text;
     };
-    const Json ready = messages_for(used.text, messages, Arguments::object);
+    const Json ready =
+        with_joined_parts(messages_for(used.text, messages, Arguments::object), rendered);
     const std::vector<Json> arguments = arguments_in(ready);
     std::string text;
     try {

@@ -12,7 +12,16 @@ from dsbd_export.gate.text_checks import write_text_checks
 from dsbd_runtime.text.chat_template import ChatTemplate
 from tests.native.conftest import ROOT, cached
 from tests.native.text_command import ask, command_in, written
-from tests.runtime.test_chat_messages import LOST, TAKEN, WANTED, WRITE, call, message
+from tests.runtime.test_chat_messages import (
+    JOINED,
+    LOST,
+    NAMES,
+    TAKEN,
+    WANTED,
+    WRITE,
+    call,
+    message,
+)
 from tests.runtime.test_chat_template import CONVERSATIONS, TEMPLATES
 from tests.runtime.tiny_tokenizer import tiny_tokenizer
 from tests.tokenizer_corpus import CHATS, CORPUS, TOOL
@@ -75,6 +84,18 @@ def test_messages_that_leave_no_trace_are_refused(render):
         assert said["error"].startswith(place) and "leaves no trace" in said["error"]
 
 
+def test_parts_are_joined_or_read_and_names_leave_a_trace(render):
+    for source, messages, text in JOINED:
+        assert render(source, [(messages, {})]) == [text], (source, messages)
+    for source, messages, words in NAMES:
+        (said,) = render(source, [(messages, {})])
+        if words is None:
+            assert said == ChatTemplate(source, {}).render(messages)
+        else:
+            begin = words.replace("'", '"')
+            assert said["error"].startswith(f"{begin}, which leaves no trace in the prompt: ")
+
+
 def test_arguments_are_what_a_template_wants(render):
     end = "{% endfor %}{% endfor %}"
     for written_as, expected in WANTED:
@@ -131,6 +152,7 @@ def test_refusals_say_what_is_wrong(render):
         (plain, [], "messages is []"),
         (plain, ["a"], 'messages[0] is "a"'),
         (plain, [picture], "messages[0].content[0] is a part of type"),
+        (plain, [{"role": "user", "content": [5]}], "messages[0].content[0] is 5; expected a text"),
         (plain, [message("assistant", "", call())], "does not read tool calls"),
         (plain, [{**user, "content": "a\u00a0"}], "begins or ends with the space"),
         ("{{ raise_exception('never') }}", [user], "refuses these messages: never"),

@@ -167,7 +167,7 @@ TEXTS = [
 def test_hints_of_other_servers_change_nothing(server):
     answers = []
     for messages in (
-        [{"role": "user", "content": "ab"}],
+        [{"role": "user", "content": "a\nb"}],
         [{"role": "user", "content": TEXTS, **CACHED}],
     ):
         body = {**CHAT, "messages": messages, "seed": 5, "max_tokens": 8}

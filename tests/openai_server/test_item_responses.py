@@ -149,12 +149,12 @@ def test_a_conversation_is_the_prompt_of_the_same_chat(tool_client):
     first = tool_client.responses.create(**{**FIELDS, "max_output_tokens": 600}, **chosen)
     (call,) = first.output
     result = {"type": "function_call_output", "call_id": call.call_id, "output": "warm"}
-    parts = [{"type": "input_text", "text": "And "}, {"type": "input_text", "text": "now?"}]
+    parts = [{"type": "input_text", "text": "And"}, {"type": "input_text", "text": "now?"}]
     conversation = [
         {"role": "user", "content": "go"},
         {"type": "reasoning", "id": "rs_1", "summary": [], "content": None},
         call.model_dump(),
-        {**result, "output": [{"type": "input_text", "text": text} for text in ("warm",)]},
+        {**result, "output": [{"type": "input_text", "text": text} for text in ("warm", "dry")]},
         {"type": "message", "role": "user", "content": parts},
     ]
     second = tool_client.responses.create(**{**FIELDS, "input": conversation}, tools=TOOLS)
@@ -163,8 +163,8 @@ def test_a_conversation_is_the_prompt_of_the_same_chat(tool_client):
     messages = [
         {"role": "user", "content": "go"},
         {"role": "assistant", "content": None, "tool_calls": calls},
-        {"role": "tool", "tool_call_id": call.call_id, "content": "warm"},
-        {"role": "user", "content": "And now?"},
+        {"role": "tool", "tool_call_id": call.call_id, "content": "warm\ndry"},
+        {"role": "user", "content": "And\nnow?"},
     ]
     functions = [{k: v for k, v in tool.items() if k != "type" and v} for tool in TOOLS]
     tools = [{"type": "function", "function": function} for function in functions]

@@ -61,6 +61,7 @@ def result(key, content, **fields):
 NOW_CALLED = '<tool_call>{"name": "now", "arguments": {"zone":  "UTC"}}</tool_call>'
 F_CALLED = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
 NOON = '<tool_response>{"name": "now", "content": "\\"noon\\""}</tool_response>'
+PARTS = [{"type": "text", "text": "é"}, {"type": "text", "text": "b"}]
 HISTORIES = [
     ([system("s"), user("u"), assistant("a")], [system("s"), user("u"), assistant("a")]),
     (
@@ -77,11 +78,17 @@ HISTORIES = [
         ],
     ),
     (
-        [called("", ("1", "f", "{}")), result("?", "é"), user("u"), user("v"), assistant("a")],
+        [
+            called("", ("1", "f", "{}")),
+            result("?", PARTS),
+            user([{"type": "text", "text": "u"}]),
+            user("v"),
+            assistant(PARTS),
+        ],
         [
             assistant(F_CALLED),
-            user('<tool_response>{"content": "é"}</tool_response>\n\nu\n\nv'),
-            assistant("a"),
+            user('<tool_response>{"content": "é\\nb"}</tool_response>\n\nu\n\nv'),
+            assistant(PARTS),
         ],
     ),
 ]
@@ -106,6 +113,7 @@ def test_an_offer_is_a_system_text_or_before_the_first_question():
     for role in ("system", "developer"):
         first = {"role": role, "content": "s"}
         told = [{"role": role, "content": "s\n\nT"}, user("u")]
+        assert with_system_text([{**first, "content": PARTS}], "T")[0]["content"] == "é\nb\n\nT"
         assert with_system_text([first, user("u")], "T") == told
     told = [assistant("a"), user("T\n\nu"), user("v")]
     assert with_user_text([assistant("a"), user("u"), user("v")], "T") == told

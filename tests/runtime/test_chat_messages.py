@@ -86,6 +86,77 @@ LOST = [
 ]
 
 
+PLAIN = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+OF_PARTS = """{% for m in messages %}[{{ m.role }}]{% if m.content is string %}{{ m.content }}
+{%- else %}{% for part in m.content %}<{{ part.text }}>{% endfor %}{% endif %}{% endfor %}"""
+FIRST_PART = """{% if messages[0].role == 'system' %}{% if messages[0].content is string %}
+{{- messages[0].content }}{% else %}{{ messages[0].content[0].text }}{% endif %}{% endif %}
+{%- for m in messages if m.role == 'user' %}{% for part in m.content %}<{{ part.text }}>{% endfor %}
+{%- endfor %}"""
+AS_JSON = "{% for m in messages %}{{ m.content | tojson }}{% endfor %}"
+STRIPPED = "{% for m in messages %}{{ m.content.strip() }}{% endfor %}"
+
+
+def parts(role, *texts, **more):
+    return {"role": role, "content": [{"type": "text", "text": text} for text in texts], **more}
+
+
+JOINED = [  # (template, messages, text)
+    (
+        PLAIN,
+        [parts("system", "a b", "c"), parts("user", "d", "e", "f")],
+        "[system]a b\nc[user]d\ne\nf",
+    ),
+    (
+        PLAIN,
+        [parts("assistant", "a", "b", tool_calls=[]), parts("user", "")],
+        "[assistant]a\nb[user]",
+    ),
+    (PLAIN, [{"role": "user", "content": ["a", {"text": "b"}]}], "[user]a\nb"),
+    (PLAIN, [parts("user"), U], "[user][user]a"),
+    (STRIPPED, [parts("user", " a", "b ")], "a\nb"),
+    (AS_JSON, [parts("tool", "a", "b")], '"a\\nb"'),
+    (PICKY, [parts("user", "a")], "a"),
+    (
+        OF_PARTS,
+        [parts("system", "a", "b"), U, parts("user", "c", "")],
+        "[system]<a><b>[user]a[user]<c><>",
+    ),
+    (FIRST_PART, [parts("system", "a", "b"), parts("user", "c", "d")], "a\nb<c><d>"),
+    (FIRST_PART, [parts("system", "a"), parts("user", "c", "d")], "a<c><d>"),
+]
+NAMED = (
+    "{% for m in messages %}{{ m.role }}{% if m.name %} {{ m.name | upper }}{% endif %}{% endfor %}"
+)
+NAMES = [  # (template, messages, the place of the name that is refused, or None)
+    (PLAIN, [U, {**U, "name": "alice"}], "messages[1].name is 'alice'"),
+    (PLAIN, [{**A, "name": "bob"}], "messages[0].name is 'bob'"),
+    (PLAIN, [{**U, "name": ""}, {**U, "name": None}], None),
+    (NAMED + PLAIN, [{**U, "name": "alice"}, {**S, "name": "eve"}], None),
+    (ROLES_BY_NAME, [U, CALLS, {**T, "name": "f"}, {**T, "name": "g"}, U], None),
+    (ROLES_BY_NAME, [U, CALLS, {**T, "name": "h"}, U], "messages[2].name is 'h'"),
+    (PLAIN + "{{ 1 if messages[0].name == 'alice' }}", [{**U, "name": "alice"}], None),
+]
+
+
+@pytest.mark.parametrize(("source", "messages", "text"), JOINED)
+def test_parts_of_a_content_are_joined_by_line_ends_or_read_by_the_template(source, messages, text):
+    assert ChatTemplate(source, {}).render(messages) == text
+
+
+@pytest.mark.parametrize(("source", "messages", "words"), NAMES)
+def test_a_name_leaves_a_trace_or_is_refused(source, messages, words):
+    template = ChatTemplate(source, {})
+    if words is None:
+        unnamed = [{k: v for k, v in each.items() if k != "name"} for each in messages]
+        has_trace = template.render(messages) != template.render(unnamed)
+        assert has_trace == ("name" in source)
+        return
+    with pytest.raises(InputError) as caught:
+        template.render(messages)
+    assert str(caught.value).startswith(f"{words}, which leaves no trace in the prompt: ")
+
+
 @pytest.mark.parametrize(("source", "messages"), TAKEN)
 def test_messages_that_a_template_has_a_place_for(source, messages):
     given = [dict(each) for each in messages]
@@ -256,6 +327,12 @@ def test_calls_that_are_none_are_said(assistant, words):
 def test_a_template_that_reads_no_calls():
     with pytest.raises(InputError, match=r"messages\[1\].tool_calls is given, but"):
         ChatTemplate(LINES, {}).render([U, CALLS])
+
+
+@pytest.mark.parametrize("part", [{"type": "text"}, {"text": 5}, 5, None])
+def test_a_part_without_a_text_is_refused(part):
+    with pytest.raises(InputError, match=r"^messages\[0\].content\[1\] is .*; expected a text, or"):
+        check_messages([{"role": "user", "content": ["a", part]}])
 
 
 @pytest.mark.parametrize("kind", ["image_url", "image", "input_audio", "video"])

@@ -132,6 +132,21 @@ def test_text_alone_has_no_source(reader_with: Callable[[str], MediaReader]) -> 
     assert reader.read([{"role": "user", "content": "The fox"}]).inputs.source is None
 
 
+def test_texts_of_one_content_are_apart_where_a_template_reads_texts_alone(
+    reader_with: Callable[[str], MediaReader],
+) -> None:
+    reader = reader_with("{% for m in messages %}{{ m.content }}{% endfor %}")
+    [sound] = asked(tone(1.0))[0]["content"]
+    first, second = (
+        [{"role": "user", "content": [*before, sound, *after]}, {"role": "user", "content": again}]
+        for before, after, again in (
+            (["a", "b"], ["c", {"text": "d"}], ["e", "f"]),
+            (["a\nb"], ["c\nd"], "e\nf"),
+        )
+    )
+    assert reader.read(first) == reader.read(second)
+
+
 @pytest.mark.parametrize("context", ["<|audio_pad|>", "a<|audio_pad|>b <|audio_pad|><|audio_pad|>"])
 @pytest.mark.parametrize("as_parts", [False, True])
 def test_a_typed_placeholder_stays_text(
@@ -178,11 +193,11 @@ LONG = noise(60.0)
             "is a part of type 'image_url', which this model cannot read; expected parts of type",
         ),
         ([{"role": "user", "content": [{"type": ["audio"]}]}], "is a part of type ['audio']"),
-        ([{"role": "user", "content": [7]}], "leaves no trace"),
+        ([{"role": "user", "content": [7]}], "messages[0].content[0] is 7; expected a text"),
         ([], "messages is []"),
         ("Hello", "messages is 'Hello'"),
         ([{"role": "user", "content": "Hello"}], "leaves no trace"),
-        ([{"role": "user", "content": [{"type": "text", "text": 7}]}], "leaves no trace"),
+        ([{"role": "user", "content": [{"type": "text", "text": 7}]}], "; expected a text"),
         (
             [{"role": "user", "content": [*asked(tone(1.0))[0]["content"], {"text": "Write it"}]}],
             "leaves no trace",

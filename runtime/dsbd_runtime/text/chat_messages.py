@@ -1,15 +1,15 @@
 """Messages of a chat: checked, prepared for templates, and marked to find dropped ones.
 
 A template silently drops messages that it has no place for: an unknown role, a later system
-message, the second of two calls. A second rendering, with a unique number in every text and in
-every call's name, shows whether the template keeps everything; only numbers that are missing there
-need further renderings.
+message, the second of two calls, a name. A second rendering, with a unique number in every text,
+name and call's name, shows whether the template keeps everything; only numbers that are missing
+there need further renderings. Such numbers also show whether it reads contents part by part.
 """
 
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 from dsbd_runtime.errors import InputError
 from dsbd_runtime.typed_json import in_short, json_from_text
@@ -21,6 +21,10 @@ _KNOWS_DEVELOPER = re.compile(r"""(["'])developer\1""")
 _MARK = re.compile(
     r"7031664(\d{12})9452738"
 )  # digits: no filter for the case of letters hides them
+_MARK_OF_PART = re.compile(  # except in a list that is written as Python or JSON
+    rf"""(?<!text': ')(?<!text": ")(?<!text":"){_MARK.pattern}"""
+)
+_OF_NAME = 999  # number of a message's name; its calls have smaller ones
 
 
 class Arguments(dict[str, Any]):
@@ -66,16 +70,66 @@ def check_messages(messages: Sequence[Message]) -> None:
 
 def _check_parts(content: Any, place: str) -> None:
     """Raise InputError for a part that is neither text nor read, such as an image."""
-    if isinstance(content, str | Mapping) or not isinstance(content, Sequence):
-        return
-    for index, part in enumerate(content):
+    for index, part in enumerate(content if _is_list(content) else ()):
+        if isinstance(part, MediaPart):
+            continue
         kind = part.get("type", "text") if isinstance(part, Mapping) else "text"
-        if kind != "text" and not isinstance(part, MediaPart):
+        if kind != "text":
             raise InputError(
                 f"{place}[{index}] is a part of type {in_short(kind)}: images and audio cannot "
                 "be read, because only the text part of such models is exported; use parts of "
                 "type 'text'"
             )
+        if not isinstance(part.get("text") if isinstance(part, Mapping) else part, str):
+            raise InputError(
+                f"{place}[{index}] is {in_short(part)}; expected a text, or a part such as "
+                '{"type": "text", "text": "Hello"}'
+            )
+
+
+def _is_list(content: Any) -> TypeGuard[Sequence[Any]]:
+    return isinstance(content, Sequence) and not isinstance(content, str)
+
+
+def joined_text(content: Any) -> Any:
+    """Return a checked content of texts alone as one text, a line end between two parts."""
+    if not _is_list(content) or any(isinstance(part, MediaPart) for part in content):
+        return content
+    return "\n".join(part if isinstance(part, str) else part["text"] for part in content)
+
+
+def with_joined_parts(messages: Sequence[Message], render: Render) -> Sequence[Message]:
+    """Return messages whose texts are one text each, except parts that the template reads itself.
+
+    It reads those of a message if all of them are in the prompt, and not as a list.
+    """
+    joined = [_with_one_text(message) for message in messages]
+    if not any(joined):
+        return messages
+    pairs = list(zip(messages, joined, strict=True))
+    marked = [_with_marked_parts(old, i) if new else old for i, (old, new) in enumerate(pairs)]
+    marks = {int(mark) for mark in _MARK_OF_PART.findall(_attempt(render, marked) or "")}
+
+    def is_read(index: int, num_parts: int) -> bool:
+        return num_parts > 0 and marks.issuperset(_number(index, i) for i in range(num_parts))
+
+    return [
+        old if new is None or is_read(index, len(old["content"])) else new
+        for index, (old, new) in enumerate(pairs)
+    ]
+
+
+def _with_one_text(message: Message) -> Message | None:
+    text = joined_text(message.get("content"))
+    return None if text is message.get("content") else {**message, "content": text}
+
+
+def _with_marked_parts(message: Message, index: int) -> Message:
+    parts = [
+        {**part, "text": _mark(_number(index, number))} if isinstance(part, Mapping) else part
+        for number, part in enumerate(message["content"])
+    ]
+    return {**message, "content": parts}
 
 
 def messages_for(source: str, messages: Sequence[Message]) -> list[dict[str, Any]]:
@@ -135,22 +189,31 @@ def call_arguments(given: Any, place: str) -> Arguments:
 
 
 def check_traces(messages: Sequence[Message], text: str, render: Render) -> None:
-    """Raise InputError for the first message, or call of one, that leaves no trace in a prompt.
+    """Raise InputError for the first message, or call or name of one, that leaves no trace.
 
+    The name of a result may be that of a call before it, which is in the prompt.
     messages: as the template reads them; ``text``: the prompt.
     render: returns the prompt of other messages; raises if the template refuses them.
     """
-    marked = [_marked(message, index) for index, message in enumerate(messages)]
+    marked = [_with_name(_marked(message, index), index) for index, message in enumerate(messages)]
     shown = _attempt(render, marked)
     marks = {int(mark) for mark in _MARK.findall(shown)} if shown is not None else set()
+    called: list[Any] = []
     for index, message in enumerate(messages):
         num_calls = len(message.get("tool_calls") or ())
         is_shown, *calls = (_number(index, call) in marks for call in range(num_calls + 1))
         if any(calls) and not all(calls):
             raise _lost(f"messages[{index}].tool_calls[{calls.index(False)}]", message)
         if not is_shown and not any(calls):
-            if _is_lost(messages, index, text, render):
+            if _is_lost(messages, index, _marked(message, index), None, text, render):
                 raise _lost(f"messages[{index}]", message)
+        name = message.get("name")
+        is_told = message["role"] == "tool" and name in called
+        if name and not is_told and _number(index, _OF_NAME) not in marks:
+            unnamed = {field: value for field, value in message.items() if field != "name"}
+            if _is_lost(messages, index, _with_name(message, index), unnamed, text, render):
+                raise _lost_name(f"messages[{index}].name", name)
+        called += [_name_of(call) for call in message.get("tool_calls") or ()]
 
 
 def _lost(place: str, message: Message) -> InputError:
@@ -161,16 +224,32 @@ def _lost(place: str, message: Message) -> InputError:
     )
 
 
-def _is_lost(messages: Sequence[Message], index: int, text: str, render: Render) -> bool:
-    """Return whether a message without visible marks has no influence on the prompt.
+def _lost_name(place: str, name: Any) -> InputError:
+    return InputError(
+        f"{place} is {in_short(name)}, which leaves no trace in the prompt: the chat template of "
+        "this model has no place for names there; leave it out, or write it into the content"
+    )
 
-    It has influence if other content gives another prompt. A message that cannot be marked, such as
-    an image, or whose marks the template refuses, is left out instead.
+
+def _is_lost(
+    messages: Sequence[Message],
+    index: int,
+    marked: Message,
+    rest: Message | None,
+    text: str,
+    render: Render,
+) -> bool:
+    """Return whether a part of a message without visible marks has no influence on the prompt.
+
+    It has influence if another value gives another prompt. A part that cannot be marked, such as an
+    image, or whose marks the template refuses, is left out instead.
+
+    marked, rest: the message with marks in that part, and without the part; None: without any.
     """
     message, before, after = messages[index], messages[:index], messages[index + 1 :]
-    marked = _marked(message, index)
     other = None if marked == message else _attempt(render, [*before, marked, *after])
-    return (_attempt(render, [*before, *after]) if other is None else other) == text
+    without = [*before, *([] if rest is None else [rest]), *after]
+    return (_attempt(render, without) if other is None else other) == text
 
 
 def _attempt(render: Render, messages: Sequence[Message]) -> str | None:
@@ -181,7 +260,7 @@ def _attempt(render: Render, messages: Sequence[Message]) -> str | None:
 
 
 def _number(index: int, call: int = 0) -> int:
-    return index * 1000 + min(call, 999)
+    return index * 1000 + min(call, _OF_NAME)
 
 
 def _mark(number: int) -> str:
@@ -210,3 +289,13 @@ def _named(call: Message, name: str) -> dict[str, Any]:
     if isinstance(call.get("function"), Mapping):
         return {**call, "function": {**call["function"], "name": name}}
     return {**call, "name": name}
+
+
+def _name_of(call: Message) -> Any:
+    function = call.get("function")
+    return (function if isinstance(function, Mapping) else call).get("name")
+
+
+def _with_name(message: Message, index: int) -> Message:
+    """Return a message whose name, if it has one, is a mark."""
+    return {**message, "name": _mark(_number(index, _OF_NAME))} if message.get("name") else message

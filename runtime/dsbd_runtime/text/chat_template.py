@@ -29,7 +29,13 @@ from dsbd_runtime.bundle_files.bundle import (
     TOKENIZER_CONFIG_FILE,
 )
 from dsbd_runtime.errors import BundleError, InputError
-from dsbd_runtime.text.chat_messages import Message, check_messages, check_traces, messages_for
+from dsbd_runtime.text.chat_messages import (
+    Message,
+    check_messages,
+    check_traces,
+    messages_for,
+    with_joined_parts,
+)
 from dsbd_runtime.typed_json import json_object_in
 
 _DEFAULT, _WITH_TOOLS = _USED_NAMES = ("default", "tool_use")
@@ -101,7 +107,7 @@ class ChatTemplate:
         """
         check_messages(messages)
         name = self._name((variables or {}).get("tools") is not None)
-        ready = messages_for(self._sources[name], messages)
+        prepared = messages_for(self._sources[name], messages)
         context = {
             "tools": None,
             "documents": None,
@@ -113,6 +119,7 @@ class ChatTemplate:
         def rendered(conversation: Sequence[Message]) -> str:
             return self._templates[name].render({**context, "messages": conversation})
 
+        ready = with_joined_parts(prepared, rendered)
         try:
             text = rendered(ready)
         except Exception as error:  # a template may raise anything: it is the checkpoint's program
