@@ -86,6 +86,8 @@ class BundleRequests:
         gives_length = isinstance(options, DecodingConfig) or "max_new_tokens" in options
         if not gives_length and 0 < room < config.max_new_tokens:
             config = dataclasses.replace(config, max_new_tokens=room)
+        if not isinstance(options, DecodingConfig):
+            config = self.defaults.lengthened(config, options, len(token_ids))
         check_context(self.bundle, len(token_ids), config.max_new_tokens)
         start = self.text_start(token_ids, config)
         return DecodingRequest(

@@ -5,21 +5,22 @@ model's, of its generation_config.json; the usual one of chats; the default of t
 the caller gives is refused: a default that means nothing to the strategy, or contradicts the other
 options, is left out.
 
-The sampling options of generation_config.json are used, not its strategy and widths; the
-end-of-sequence tokens are in the manifest.
+The options of generation_config.json are used, except its strategy (do_sample) and, of a decoder,
+its width (num_beams); the end-of-sequence tokens are in the manifest.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Container, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from dsbd_ort.decoding import STRATEGIES, ConfigError, DecodingConfig
 from dsbd_ort.decoding.option_row import NO_SEARCH, Chosen
-from dsbd_ort.decoding.option_table import OPTION_TABLE, read_option, read_options
+from dsbd_ort.decoding.option_table import OPTION_TABLE, read_options
+from dsbd_ort.decoding.option_values import Domain
 from dsbd_ort.decoding.strategies import Strategy, named_strategy
 from dsbd_runtime.bundle_files.bundle import GENERATION_CONFIG_FILE, Bundle
 from dsbd_runtime.errors import BundleError
@@ -30,21 +31,42 @@ _log = logging.getLogger(__name__)
 READ = tuple(name for name, row in OPTION_TABLE.items() if row.of_model is not None)
 WARPING = tuple(name for name in READ if NO_SEARCH in OPTION_TABLE[name].needs)
 """Options of the file that searches do not read."""
+OF_SEARCHES = tuple(name for name in READ if OPTION_TABLE[name].of_model == "search")
+"""Options of the file that only searches with several beams read."""
 _PREDICTIONS = ("predicted_text", "predicted_token_ids")
 DRAFTING = ("drafter", "draft_policy", "draft_length", "draft_beams", *_PREDICTIONS)
 _SAID_AS_THEY_ARE = ("temperature", "top_k", "top_p", "max_new_tokens")
 """Options of the file that say something with the table's default too."""
 _LENGTHS = {"max_new_tokens": "max_length", "min_new_tokens": "min_length"}
-"""The older names of lengths, which count the token that a target begins with."""
+"""The older names of lengths, which count the prompt (the first token of a target)."""
 CHAT_SAMPLING = {"temperature": 0.7, "top_p": 0.9}
 LONGEST_CHAT_ANSWER = 2048  # tokens, for a model that never ends its answer
-_NOT_BUILT: dict[str, tuple[Any, ...]] = {  # name: the values that change nothing
+NOT_BUILT: dict[str, tuple[Any, ...]] = {  # name: the values that change nothing
+    "forced_bos_token_id": (None,),  # this, the next and max_length: of a decoder
+    "forced_eos_token_id": (None,),
+    "max_length": (None, 0, 20),  # 20 was the default of transformers
+    "constraints": (None, []),
+    "diversity_penalty": (None, 0),
+    "dola_layers": (None,),
     "encoder_repetition_penalty": (None, 1),
     "epsilon_cutoff": (None, 0),
     "eta_cutoff": (None, 0),
+    "exponential_decay_length_penalty": (None,),
+    "force_words_ids": (None, []),
+    "guidance_scale": (None, 1),
+    "max_time": (None,),
+    "num_beam_groups": (None, 1),
+    "num_return_sequences": (None, 1),
+    "penalty_alpha": (None, 0),
+    "remove_invalid_values": (None, False),
+    "renormalize_logits": (None, False),
     "sequence_bias": (None, {}, []),
     "stop_strings": (None, []),
+    "token_healing": (None, False),
+    "top_h": (None,),
+    "watermarking_config": (None,),
 }
+"""Fields of transformers that change its output, and that no request reads."""
 
 
 @dataclass
@@ -52,6 +74,7 @@ class ModelDefaults:
     """Defaults of the requests to one bundle.
 
     options: of ``READ``, those that the file gives, in plain form.
+    min_length: fewest tokens of prompt and output together, of a decoder; 0: no such number.
     chat_options: of chats, unless ``options`` has them; empty if requests are no chats.
     not_built: options of the file that dsbd-ort does not support.
     num_top_logits: K of a target that returns so many logits of a position and keeps no others; 0
@@ -61,6 +84,7 @@ class ModelDefaults:
     options: dict[str, Any] = field(default_factory=dict)
     chat_options: dict[str, Any] = field(default_factory=dict)
     not_built: dict[str, Any] = field(default_factory=dict)
+    min_length: int = 0
     num_top_logits: int = 0
     reads_source: bool = False
     has_draft: bool = False
@@ -75,36 +99,46 @@ class ModelDefaults:
         reads_source = target.encoder is not None
         num_top_logits = 0 if target.head.keeps_full else parse_num_top_logits(target.logits)
         content: dict[str, Any] = {}
+        file = bundle.path / GENERATION_CONFIG_FILE
         if reads_file and GENERATION_CONFIG_FILE in bundle.manifest.files:
-            file = bundle.path / GENERATION_CONFIG_FILE
             content = json_from_file(file)
             if not isinstance(content, dict):
                 raise BundleError(f"{file} is {in_short(content)}, expected a JSON object")
+        lengths = _older_lengths(content, file, reads_source)
         if reads_source:
-            content |= _lengths_of_targets(content)
-        options = _options_of(content, bundle.path / GENERATION_CONFIG_FILE, reads_source)
-        asked = {name: content[name] for name in _NOT_BUILT if name in content}
-        not_built = {n: value for n, value in asked.items() if value not in _NOT_BUILT[n]}
+            content |= {name: length - 1 for name, length in lengths.items() if length > 1}
+        min_length = 0 if reads_source else lengths.get("min_new_tokens", 0)
+        options = _options_of(content, file, reads_source)
+        not_built = _not_built(content, reads_source)
         if num_top_logits:  # no processor can work on them
             not_built |= {
                 name: options.pop(name)
                 for name in [*options]
                 if OPTION_TABLE[name].is_processor and OPTION_TABLE[name].of_model == "any"
             }
+            if min_length:
+                not_built["min_length"], min_length = min_length, 0
         chat_options: dict[str, Any] = {}
         if of_chats and not reads_source:  # a file with one option of sampling says all of it
             sampling = {} if any(name in options for name in WARPING) else CHAT_SAMPLING
             chat_options = {**sampling, "max_new_tokens": LONGEST_CHAT_ANSWER}
         has_draft = "draft" in bundle.roles
-        return cls(options, chat_options, not_built, num_top_logits, reads_source, has_draft)
+        return cls(
+            options, chat_options, not_built, min_length, num_top_logits, reads_source, has_draft
+        )
+
+    @property
+    def of_file(self) -> dict[str, Any]:
+        """The options that the file gives, for people."""
+        return {**self.options, **({"min_length": self.min_length} if self.min_length else {})}
 
     def log(self) -> None:
         """Log what requests will get, and which options of the file have no effect."""
-        if self.options:
+        if self.of_file:
             _log.info(
                 "defaults of %s, for requests that leave them out: %s",
                 GENERATION_CONFIG_FILE,
-                listed(self.options),
+                listed(self.of_file),
             )
         if self.not_built:
             _log.warning(
@@ -119,13 +153,25 @@ class ModelDefaults:
         defaults = {
             name: value
             for name, value in {**self.chat_options, **self.options}.items()
-            if is_beam_search or OPTION_TABLE[name].of_model != "search"
+            if is_beam_search or name not in OF_SEARCHES
         }
         if self.num_top_logits and "top_k" not in given and strategy.rule != "search":
             if not 1 <= defaults.get("top_k", 0) <= self.num_top_logits:
                 self._tell_top_k(defaults.get("top_k", 0))
                 defaults["top_k"] = self.num_top_logits
         return defaults
+
+    def lengthened(
+        self, config: DecodingConfig, given: Container[str], num_prompt_tokens: int
+    ) -> DecodingConfig:
+        """Return the config of a prompt with the model's ``min_length``, if it is read.
+
+        given: names of the options that the caller gives; ``min_new_tokens`` has precedence.
+        """
+        least = min(self.min_length - num_prompt_tokens, config.max_new_tokens)
+        if least <= config.min_new_tokens or "min_new_tokens" in given:
+            return config
+        return replace(config, min_new_tokens=least)
 
     def tell(self, used: Collection[str]) -> None:
         """Log once how a chat is sampled if neither the model nor the caller says it."""
@@ -151,32 +197,50 @@ class ModelDefaults:
             _log.warning("%s", message)
 
 
-def _lengths_of_targets(content: Mapping[str, Any]) -> dict[str, int]:
-    found = {}
-    for name, older in _LENGTHS.items():
-        length = content.get(older)
-        if content.get(name) is None and type(length) is int and length > 1:
-            found[name] = length - 1
-    return found
+def _older_lengths(content: Mapping[str, Any], file: Path, reads_source: bool) -> dict[str, int]:
+    """Return the values of ``_LENGTHS`` by their newer names, unless those are given too."""
+    return {
+        name: _read(older, OPTION_TABLE["min_new_tokens"].domain, content[older], file)
+        for name, older in _LENGTHS.items()
+        if content.get(name) is None and content.get(older) is not None
+        if reads_source or older == "min_length"
+    }
+
+
+def _is_read(name: str, reads_source: bool) -> bool:
+    of_source = OPTION_TABLE[name].of_model == "encoder-decoder" or name == "num_beams"
+    return reads_source or not of_source
+
+
+def _not_built(content: Mapping[str, Any], reads_source: bool) -> dict[str, Any]:
+    """Return the fields of a file that change the output of transformers and have no effect."""
+    unread = [name for name in NOT_BUILT if name not in READ or not _is_read(name, reads_source)]
+    if reads_source or content.get("max_new_tokens") is not None:
+        unread.remove("max_length")
+    return {n: content[n] for n in unread if n in content and content[n] not in NOT_BUILT[n]}
 
 
 def _options_of(content: Mapping[str, Any], file: Path, reads_source: bool) -> dict[str, Any]:
     options = {}
     for name in READ:
         row, value = OPTION_TABLE[name], content.get(name)
-        if value is None or (row.of_model != "any" and not reads_source):
+        if value is None or not _is_read(name, reads_source):
             continue
-        try:
-            value = read_option(name, value)
-        except ConfigError as error:
-            raise BundleError(
-                f"{file}: {error}; export the bundle again from a checkpoint whose file is "
-                "right, or open it without (--no-generation-config)"
-            ) from error
+        value = _read(name, row.domain, value, file)
         usual = 1 if name == "num_beams" else row.default
         if name in _SAID_AS_THEY_ARE or value != usual:  # transformers writes what is off, too
             options[name] = value
     return options
+
+
+def _read(name: str, domain: Domain, value: object, file: Path) -> Any:
+    try:
+        return domain.read(name, value)
+    except ConfigError as error:
+        raise BundleError(
+            f"{file}: {error}; export the bundle again from a checkpoint whose file is "
+            "right, or open it without (--no-generation-config)"
+        ) from error
 
 
 def listed(values: Mapping[str, Any]) -> str:

@@ -178,6 +178,17 @@ private:
     std::jthread thread_;  // asked to stop when the notice goes
 };
 
+/// Name the fields of generation_config.json that have no effect, on stderr.
+void tell_not_built(const dsbd_pipeline* pipeline) {
+    char* stats = nullptr;
+    check(dsbd_stats(pipeline, &stats));
+    const Json fields = Json::parse(stats)["not_built"];
+    dsbd_free(stats);
+    if (fields.empty()) return;
+    std::cerr << "dsbd_native: generation_config.json has options that dsbd_native does not support "
+                 "and that have no effect: " << fields.dump() << std::endl;
+}
+
 /// Return the result of a request in JSON.
 std::string answered(dsbd_pipeline* pipeline, const Request& given, dsbd_on_step on_step) {
     dsbd_request request{};
@@ -283,6 +294,7 @@ int main(int num_arguments, char** arguments) {
             const OpeningNotice notice(command.bundle);
             check(dsbd_open(command.bundle.c_str(), command.settings.dump().c_str(), &pipeline));
         }
+        tell_not_built(pipeline);
         if (command.input.empty()) {
             answer_one(pipeline, command);
         } else {

@@ -119,6 +119,9 @@ DSBD_API const char *dsbd_version(void);
 extern "C" {
 #endif
 
+/* dsbd_stats also has not_built, an object: the fields of the bundle's generation_config.json that
+ * this library does not support and that have no effect. */
+
 /* How a program turns text into token ids and back. Each function writes at most `room` numbers or
  * bytes and returns how many there are; if there are more it is called again with more room. A
  * negative number refuses the request. They are called by any thread, and must return. */

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from dsbd_ort import Pipeline, Service
 from dsbd_ort.cli import inspect, run
 from dsbd_ort.decoding import STRATEGIES, ConfigError, DecodingConfig
-from dsbd_ort.option_defaults import ModelDefaults, resolve
+from dsbd_ort.option_defaults import NOT_BUILT, READ, ModelDefaults, resolve
 from dsbd_runtime.bundle_files.bundle import open_bundle
 from dsbd_runtime.errors import BundleError
 from tests.runtime.bundle_edits import with_files
@@ -102,6 +102,73 @@ def test_values_that_ask_for_nothing_are_not_mentioned(bundle_with, caplog):
     assert not caplog.records
 
 
+SEARCHED = {"length_penalty": 0.3, "early_stopping": True}
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_searches_with_beams_rank_and_end_as_the_file_says(bundle_with, tiny_bundle, strategy):
+    row = STRATEGIES[strategy]
+    reads = SEARCHED if row.rule == "search" and row.has_beams else {}
+    asked = {**ASKED, "eos_token_id": range(0, 40, 3), "strategy": strategy}
+    with Pipeline.from_bundle(bundle_with({**SEARCHED, "num_beams": 2})) as by_default:
+        with Pipeline.from_bundle(tiny_bundle.path) as plain:
+            found, wanted = (
+                by_default.generate("ab", **asked),
+                plain.generate("ab", **asked, **reads),
+            )
+        config = by_default.config({"strategy": strategy})
+    assert tokens(found) == tokens(wanted)
+    ranked = (config.length_penalty, config.early_stopping)
+    assert ranked == ((0.3, True) if reads else (1.0, False))
+    assert config.num_beams == (4 if row.has_beams else 1)
+
+
+@pytest.mark.parametrize(
+    ("given", "least"),
+    [({}, 17), ({"min_new_tokens": 5}, 5), ({"min_new_tokens": 0}, 0), ({"max_new_tokens": 9}, 9)],
+)
+def test_min_length_of_a_decoder_counts_the_prompt(bundle_with, given, least):
+    with Pipeline.from_bundle(bundle_with({"min_length": 20})) as pipeline:
+        assert pipeline.prepare([5] * 3, given).config.min_new_tokens == least
+        assert pipeline.prepare([5] * 30, {}).config.min_new_tokens == 0
+    with Pipeline.from_bundle(bundle_with({"min_length": 20, "min_new_tokens": 2})) as pipeline:
+        assert pipeline.prepare([5] * 3, {}).config.min_new_tokens == 2
+
+
+ELSEWHERE = {  # fields of transformers that no request reads and that no warning names
+    *("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id"),  # the manifest's
+    *("do_sample", "min_length"),  # the strategy decides; see above
+    # the type of results, and the origin of the file
+    *("output_attentions", "output_hidden_states", "output_logits", "output_scores"),
+    *("return_dict_in_generate", "transformers_version", "_from_model_config"),
+    # caches, compilation and drafts: they change the speed, not the output
+    *("cache_config", "cache_implementation", "max_cache_len", "prefill_chunk_size", "use_cache"),
+    *("compile_config", "continuous_batching_config", "disable_compile", "low_memory"),
+    *("assistant_confidence_threshold", "assistant_early_exit", "assistant_ensemble_weight"),
+    *("assistant_lookbehind", "is_assistant", "max_matching_ngram_size", "num_assistant_tokens"),
+    *("num_assistant_tokens_schedule", "prompt_lookup_num_tokens", "speculation_type"),
+    *("target_lookbehind", "use_mtp"),
+}
+
+
+def test_every_field_of_transformers_is_read_or_named():
+    fields = vars(pytest.importorskip("transformers").GenerationConfig()).keys()
+    assert fields - {*READ, *NOT_BUILT} == ELSEWHERE
+
+
+def test_fields_that_no_request_reads_are_named_unless_they_change_nothing(bundle_with, caplog):
+    neutral = {name: values[-1] for name, values in NOT_BUILT.items()}
+    with caplog.at_level(logging.INFO), Pipeline.from_bundle(bundle_with(neutral)):
+        assert not caplog.records
+    other = dict.fromkeys(NOT_BUILT, 7)
+    with caplog.at_level(logging.WARNING), Pipeline.from_bundle(bundle_with(other)):
+        (record,) = caplog.records
+    assert all(f"{name} 7" in record.getMessage() for name in NOT_BUILT)
+    assert {"forced_eos_token_id", "guidance_scale", "num_beam_groups", "penalty_alpha"} < {
+        *NOT_BUILT
+    }
+
+
 MALFORMED = [
     ("{", "cannot be read as JSON"),
     ("[" * 100_000, "cannot be read as JSON"),
@@ -111,6 +178,8 @@ MALFORMED = [
     ({"top_p": 0}, "top_p is 0; expected a number more than 0"),
     ({"top_k": -2}, "top_k is -2; expected at least 0"),
     ({"max_new_tokens": 1.5}, "max_new_tokens is 1.5; expected a whole number"),
+    ({"min_length": 1.5}, "min_length is 1.5; expected a whole number"),
+    ({"length_penalty": "x"}, "length_penalty is 'x'; expected a number"),
 ]
 
 
@@ -126,14 +195,18 @@ def test_a_malformed_file_is_named_at_opening(bundle_with, content, words):
 
 
 def test_inspect_shows_the_defaults_and_who_does_not_read_them(bundle_with):
-    folder = str(bundle_with({**QWEN, "max_new_tokens": 99, "eta_cutoff": 0.2}))
+    file = {**QWEN, "max_new_tokens": 99, "eta_cutoff": 0.2, **SEARCHED, "min_length": 9}
+    folder = str(bundle_with(file))
     text = CliRunner().invoke(inspect, [folder]).stdout
     listed = "temperature 0.7, top_k 20, top_p 0.8, max_new_tokens 99, repetition_penalty 1.05"
-    assert f"defaults of generation_config.json: {listed}" in text
+    ranked = "length_penalty 0.3, early_stopping True"
+    assert f"defaults of generation_config.json: {ranked}, {listed}, min_length 9" in text
     assert "not read by search strategies: temperature, top_k, top_p" in text
+    assert "read only by searches with several beams: length_penalty, early_stopping" in text
     assert "dsbd-ort cannot do yet: eta_cutoff 0.2" in text
     summary = json.loads(CliRunner().invoke(inspect, [folder, "--json"]).stdout)
-    assert summary["generation_config"] == {**QWEN, "max_new_tokens": 99}
+    del file["eta_cutoff"]
+    assert summary["generation_config"] == file
     assert summary["not_built"] == {"eta_cutoff": 0.2}
 
 

@@ -53,7 +53,7 @@ def summarize_bundle(bundle: Bundle, *, verified: bool) -> Summary:
         kv_bytes_full_context=kv_bytes_per_token * bundle.context_length,
         target=models["target"],
         draft=models.get("draft"),
-        generation_config=defaults.options,
+        generation_config=defaults.of_file,
         not_built=defaults.not_built,
         has_text_checks=TEXT_CHECKS_FILE in files,
         native_text=manifest.target.native_text,

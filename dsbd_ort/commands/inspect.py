@@ -16,7 +16,7 @@ from rich.table import Table
 from dsbd_ort.commands.bundle_summary import Summary, summarize_bundle
 from dsbd_ort.commands.option_types import PATH
 from dsbd_ort.commands.options import argument, flag
-from dsbd_ort.option_defaults import WARPING, listed
+from dsbd_ort.option_defaults import OF_SEARCHES, WARPING, listed
 from dsbd_ort.results import json_text
 from dsbd_runtime.bundle_files.bundle import CacheEntry, open_bundle
 from dsbd_runtime.bundle_files.draft_record import DraftRecord
@@ -174,6 +174,8 @@ def _defaults_lines(summary: Summary) -> list[str]:
     lines = ["defaults of generation_config.json: " + (listed(summary.generation_config) or "none")]
     if warped := [name for name in WARPING if name in summary.generation_config]:
         lines.append(f"not read by search strategies: {', '.join(warped)}")
+    if ranked := [n for n in summary.generation_config if n in OF_SEARCHES]:
+        lines.append(f"read only by searches with several beams: {', '.join(ranked)}")
     if summary.not_built:
         lines.append(f"dsbd-ort cannot do yet: {listed(summary.not_built)}")
     return lines

@@ -44,8 +44,8 @@ class OptionRow:
         first is stored. None: the default alone.
     is_redundant: whether any value may be given if it means nothing.
     is_processor: whether other values than the default change which tokens may follow.
-    of_model: whose generation_config.json may set it: of any model, of an encoder-decoder, or of an
-        encoder-decoder for searches with several beams.
+    of_model: whose generation_config.json may set it: of any model, of an encoder-decoder, or of
+        any model for searches with several beams (their number: of an encoder-decoder alone).
     http: names that its HTTP field has in addition to its own; None: it has no HTTP field.
     """
 

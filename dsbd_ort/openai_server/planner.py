@@ -263,7 +263,11 @@ class Planner:
         num_choices = choices.num_returned if num_samples > 1 else config.num_return_sequences
         return GenerationPlan(
             prompts=tokens,
-            configs=[_shortened(each, limit) for limit in limits for each in configs],
+            configs=[
+                self._pipeline.defaults.lengthened(_shortened(each, limit), options, len(token_ids))
+                for token_ids, limit in zip(tokens, limits, strict=True)
+                for each in configs
+            ],
             num_choices=num_choices,
             num_copies=num_copies,
             is_ranked=num_samples > num_choices,

@@ -2,6 +2,7 @@
 #include "option_defaults.hpp"
 
 #include <random>
+#include <utility>
 
 #include "error.hpp"
 #include "option_table.hpp"
@@ -34,15 +35,77 @@ bool has_warping(const Json& options) {
     });
 }
 
+/// Read a value of the file; Error: it is invalid.
+Json read_of_file(const options::Domain& domain, const std::string& name, const Json& value,
+                  const BundleFacts& facts) {
+    try {
+        return domain(name, value);
+    } catch (const Error& error) {
+        throw Error(facts.generation_config_file + ": " + error.what() +
+                    "; export the bundle again from a checkpoint whose file is right, or open it "
+                    "without (--no-generation-config)");
+    }
+}
+
+/// Return the value of the older name of a length, which counts the prompt; 0: `name` is given.
+std::size_t older_length(const Json& content, const std::string& name, const std::string& older,
+                         const BundleFacts& facts) {
+    if (is_given(content, name) || !is_given(content, older)) return 0;
+    const options::Domain& domain = options::row_of(options::Option::min_new_tokens).domain;
+    return read_of_file(domain, older, content[older], facts).get<std::size_t>();
+}
+
 /// Use the older names of lengths, which count the token that a target begins with.
-void add_lengths_of_targets(Json& content) {
+void add_lengths_of_targets(Json& content, const BundleFacts& facts) {
     for (const auto& [name, older] : {std::pair{"max_new_tokens", "max_length"},
                                       std::pair{"min_new_tokens", "min_length"}}) {
-        const Json length = content.value(older, Json());
-        if (!is_given(content, name) && length.is_number_integer() && length > 1) {
-            content[name] = length.get<std::int64_t>() - 1;
-        }
+        const std::size_t length = older_length(content, name, older, facts);
+        if (length > 1) content[name] = length - 1;
     }
+}
+
+/// Fields of transformers that change its output and that no request reads, and the values that
+/// change nothing.
+const Json& unread_fields() {
+    static const Json fields = {
+        {"forced_bos_token_id", {nullptr}},  // this, the next and max_length: of a decoder
+        {"forced_eos_token_id", {nullptr}},
+        {"max_length", {nullptr, 0, 20}},  // 20 was the default of transformers
+        {"constraints", {nullptr, Json::array()}},
+        {"diversity_penalty", {nullptr, 0}},
+        {"dola_layers", {nullptr}},
+        {"encoder_repetition_penalty", {nullptr, 1}},
+        {"epsilon_cutoff", {nullptr, 0}},
+        {"eta_cutoff", {nullptr, 0}},
+        {"exponential_decay_length_penalty", {nullptr}},
+        {"force_words_ids", {nullptr, Json::array()}},
+        {"guidance_scale", {nullptr, 1}},
+        {"max_time", {nullptr}},
+        {"num_beam_groups", {nullptr, 1}},
+        {"num_return_sequences", {nullptr, 1}},
+        {"penalty_alpha", {nullptr, 0}},
+        {"remove_invalid_values", {nullptr, false}},
+        {"renormalize_logits", {nullptr, false}},
+        {"sequence_bias", {nullptr, Json::object(), Json::array()}},
+        {"stop_strings", {nullptr, Json::array()}},
+        {"token_healing", {nullptr, false}},
+        {"top_h", {nullptr}},
+        {"watermarking_config", {nullptr}},
+    };
+    return fields;
+}
+
+Json not_built_of(const Json& content, const BundleFacts& facts) {
+    Json found = Json::object();
+    for (const auto& [name, neutral] : unread_fields().items()) {
+        const bool is_length = name == "max_length";
+        const bool is_of_decoder = is_length || name.rfind("forced_", 0) == 0;
+        if ((facts.reads_source && is_of_decoder) || !content.contains(name)) continue;
+        if (is_length && is_given(content, "max_new_tokens")) continue;
+        const Json& value = content[name];
+        if (std::find(neutral.begin(), neutral.end(), value) == neutral.end()) found[name] = value;
+    }
+    return found;
 }
 
 /// Whether an option of the file says something with the table's default too: of the others
@@ -54,18 +117,14 @@ bool says_default(const std::string& name) {
 Json options_of(const Json& content, const BundleFacts& facts) {
     Json found = Json::object();
     for (const OptionRow& row : options::option_table()) {
-        const bool is_read = row.of_model == OfModel::any ||
-                             (row.of_model != OfModel::no && facts.reads_source);
+        const bool is_of_source =
+            row.of_model == OfModel::encoder_decoder || row.name == "num_beams";
+        const bool is_read =
+            row.of_model != OfModel::no && (facts.reads_source || !is_of_source);
         if (!is_read || !is_given(content, row.name)) continue;
-        try {
-            const Json value = row.read(content[row.name]);
-            const Json usual = row.name == "num_beams" ? Json(1) : row.usual;
-            if (says_default(row.name) || value != usual) found[row.name] = value;
-        } catch (const Error& error) {
-            throw Error(facts.generation_config_file + ": " + error.what() +
-                        "; export the bundle again from a checkpoint whose file is right, or open "
-                        "it without (--no-generation-config)");
-        }
+        const Json value = read_of_file(row.domain, row.name, content[row.name], facts);
+        const Json usual = row.name == "num_beams" ? Json(1) : row.usual;
+        if (says_default(row.name) || value != usual) found[row.name] = value;
     }
     return found;
 }
@@ -156,9 +215,10 @@ void check_drafter(const DecodingConfig& config, const BundleFacts& facts) {
 }  // namespace
 
 /// options: of generation_config.json, in plain form; chat_options: of chats, unless those have
-/// them.
+/// them; min_length: fewest tokens of prompt and output together, of a decoder.
 struct ModelDefaults::Given {
-    Json options = Json::object(), chat_options = Json::object();
+    Json options = Json::object(), chat_options = Json::object(), not_built = Json::object();
+    std::size_t min_length = 0;
 
     Json search_of_source_reader(const Json& given, bool has_draft) const {
         const Json num_beams = is_given(given, "num_beams") ? given["num_beams"]
@@ -173,6 +233,17 @@ struct ModelDefaults::Given {
                                              : "beam-search";
         if (drafts || num_beams != 1) named["num_beams"] = num_beams;
         return named;
+    }
+
+    /// Leave out the options that cannot work on the top logits alone.
+    void leave_out_processors() {
+        for (const OptionRow& row : options::option_table()) {
+            if (!row.is_processor || row.of_model != OfModel::any) continue;
+            if (!options.contains(row.name)) continue;
+            not_built[row.name] = options[row.name];
+            options.erase(row.name);
+        }
+        if (min_length) not_built["min_length"] = std::exchange(min_length, 0);
     }
 
     /// Return the defaults of requests with a strategy.
@@ -197,13 +268,14 @@ ModelDefaults::ModelDefaults(BundleFacts facts) : facts_(std::move(facts)) {
     if (!facts_.generation_config.empty()) {
         content = options::json_object(facts_.generation_config, facts_.generation_config_file);
     }
-    if (facts_.reads_source) add_lengths_of_targets(content);
-    found->options = options_of(content, facts_);
-    for (const OptionRow& row : options::option_table()) {  // none can work on the top logits
-        if (facts_.num_top_logits && row.is_processor && row.of_model == OfModel::any) {
-            found->options.erase(row.name);
-        }
+    if (facts_.reads_source) {
+        add_lengths_of_targets(content, facts_);
+    } else {
+        found->min_length = older_length(content, "min_new_tokens", "min_length", facts_);
     }
+    found->options = options_of(content, facts_);
+    found->not_built = not_built_of(content, facts_);
+    if (facts_.num_top_logits) found->leave_out_processors();
     if (facts_.is_for_chats && !facts_.reads_source) {
         if (!has_warping(found->options)) {
             found->chat_options = {{"temperature", 0.7}, {"top_p", 0.9}};
@@ -219,6 +291,7 @@ DecodingConfig ModelDefaults::config(std::string_view options, std::size_t num_p
     if (!is_given(given, "eos_token_id")) given["eos_token_id"] = facts_.eos_token_ids;
     if (!is_given(given, "seed")) given["seed"] = std::random_device{}();
     const bool gives_length = given.contains("max_new_tokens");
+    const bool gives_least = given.contains("min_new_tokens");
     if (!is_given(given, "strategy")) {
         const bool is_cold = is_given(given, "temperature") && given["temperature"] == 0.0;
         const bool searches = facts_.reads_source && (is_cold || !has_warping(given));
@@ -235,7 +308,14 @@ DecodingConfig ModelDefaults::config(std::string_view options, std::size_t num_p
         config.max_new_tokens =
             std::min(config.max_new_tokens, facts_.context_length - num_prompt_tokens);
     }
+    if (!gives_least && given_->min_length > num_prompt_tokens) {
+        const std::size_t least = given_->min_length - num_prompt_tokens;
+        config.min_new_tokens =
+            std::max(config.min_new_tokens, std::min(least, config.max_new_tokens));
+    }
     return config;
 }
+
+std::string ModelDefaults::not_built() const { return given_->not_built.dump(); }
 
 }  // namespace dsbd

@@ -40,6 +40,9 @@ public:
     DecodingConfig config(std::string_view options, std::size_t num_prompt_tokens,
                           const Encode& encode = nullptr) const;
 
+    /// The fields of the file that dsbd-ort does not support and that have no effect: a JSON object.
+    std::string not_built() const;
+
 private:
     struct Given;
 

@@ -51,7 +51,8 @@ struct Condition {
     const char* remedy;  // its value to use instead, for a message
 };
 
-/// Whose generation_config.json may set an option.
+/// Whose generation_config.json may set an option; search: of any model, for searches with several
+/// beams (their number: of an encoder-decoder alone).
 enum class OfModel : std::uint8_t { no, any, encoder_decoder, search };
 
 /// The row of one option; see OptionRow of Python.

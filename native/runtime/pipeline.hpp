@@ -66,6 +66,7 @@ public:
 
     const Bundle& bundle() const { return bundle_; }
     const PipelineSettings& settings() const { return settings_; }
+    const ModelDefaults& defaults() const { return *defaults_; }
     OrtEngine& target() { return *target_; }
     OrtEngine* draft() { return draft_.get(); }
     const std::shared_ptr<Costs>& costs() const { return costs_; }

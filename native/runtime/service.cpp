@@ -362,7 +362,8 @@ std::string Service::stats_json() const {
                 {"rows_reserved", rows_reserved},
                 {"max_rows", max_rows_},
                 {"kv_bytes", kv_bytes_},
-                {"num_preemptions", num_preemptions_}}
+                {"num_preemptions", num_preemptions_},
+                {"not_built", Json::parse(pipeline_->defaults().not_built())}}
         .dump();
 }
 

@@ -66,7 +66,9 @@ json config_of_bundle(const json& given) {
         return dsbd::Ints(text.begin(), text.end());
     };
     const dsbd::ModelDefaults defaults(std::move(facts));
-    return fields(defaults.config(given["options"].get<std::string>(), 100, encode));
+    json found = fields(defaults.config(given["options"].get<std::string>(), 100, encode));
+    found["not_built"] = json::parse(defaults.not_built());
+    return found;
 }
 
 template <class Read>

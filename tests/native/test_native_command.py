@@ -14,7 +14,7 @@ from tests.doc_blocks import blocks_of
 from tests.lab.lab_run import lab_run
 from tests.native.conftest import ROOT, cached, run_or_fail
 from tests.native.text_command import with_checks
-from tests.runtime.bundle_edits import without_draft
+from tests.runtime.bundle_edits import with_files, without_draft
 from tests.runtime.tiny_graph import TinyModel, write_tiny_bundle
 
 IDS = [100, 101, 102]
@@ -65,6 +65,14 @@ def test_statistics_and_settings(native_build, tiny_bundle):
     done = run(native_build, tiny_bundle.path, "--ids", "1", "--stats", "--threads", "1", *options)
     assert (done.returncode, len(done.stdout.split(","))) == (0, 4)
     assert json.loads(done.stderr)["target_calls"] > 1
+
+
+def test_fields_of_the_model_that_have_no_effect_are_named(native_build, tiny_bundle, tmp_path):
+    file = {"generation_config.json": json.dumps({"guidance_scale": 1.5, "max_new_tokens": 3})}
+    bundle = with_files(tiny_bundle.path, tmp_path / "bundle", file)
+    for settings, told in (("{}", '"guidance_scale":1.5'), ('{"generation_config": false}', "")):
+        done = run(native_build, bundle, "--ids", "1", "--settings", settings)
+        assert done.returncode == 0 and (told in done.stderr) and bool(done.stderr) == bool(told)
 
 
 @pytest.mark.parametrize(

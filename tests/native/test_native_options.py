@@ -184,6 +184,9 @@ FILES: tuple[dict[str, Any], ...] = (
         "max_length": 142,
         "min_length": 9,
     },
+    {"length_penalty": -0.5, "early_stopping": "never", "min_length": 130, "max_length": 140},
+    {"guidance_scale": 1.5, "num_beam_groups": 2, "token_healing": True, "top_h": 0.5},
+    {"guidance_scale": 1.0, "num_beam_groups": 1, "min_length": 0, "sequence_bias": {}},
     {"top_k": 500, "no_repeat_ngram_size": 3, "bad_words_ids": [[5]], "forced_eos_token_id": 2},
     {"min_p": 0.1, "typical_p": 0.9, "max_new_tokens": 7, "suppress_tokens": [1, 2], "top_p": 1.0},
 )
@@ -220,10 +223,10 @@ def _config_of_bundle(options: dict[str, Any], model: ModelDefaults) -> Any:
         check_drafter(config, has_draft=model.has_draft)
     except DsbdError as error:
         return str(error)
-    fields = fields_of(config, options)
     if "max_new_tokens" not in options:
-        fields["max_new_tokens"] = min(fields["max_new_tokens"], CONTEXT - 100)
-    return fields
+        config = replace(config, max_new_tokens=min(config.max_new_tokens, CONTEXT - 100))
+    fields = fields_of(model.lengthened(config, options, 100), options)
+    return {**fields, "not_built": json.loads(json.dumps(model.not_built))}
 
 
 def _model_defaults(file: dict[str, Any], facts: dict[str, Any], folder: Path) -> ModelDefaults:
