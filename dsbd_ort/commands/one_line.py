@@ -1,6 +1,7 @@
 """Command whose help is in sections, and whose errors end in one line."""
 
 import contextlib
+import io
 import os
 import signal
 import sys
@@ -84,6 +85,7 @@ class OneLineCommand(click.Command):
     def main(self, *args: Any, **kwargs: Any) -> Any:
         kwargs["standalone_mode"] = False
         try:
+            _say_all_characters()
             try:
                 super().main(*args, **kwargs)
             finally:
@@ -131,6 +133,17 @@ class OneLineCommand(click.Command):
             if context.meta[__name__]:
                 traceback.print_exc()
             raise
+
+
+def _say_all_characters() -> None:
+    """Write UTF-8 to pipes and files in any locale; replace characters that a terminal lacks."""
+    for stream in (sys.stdout, sys.stderr):
+        if not isinstance(stream, io.TextIOWrapper):  # closed, or a stream of the caller
+            continue
+        if stream.isatty():
+            stream.reconfigure(errors="replace")
+        else:  # a lone surrogate, of a file name, is escaped
+            stream.reconfigure(encoding="utf-8", errors="backslashreplace")
 
 
 def _show_all(context: click.Context, _: click.Parameter, is_given: bool) -> None:

@@ -53,6 +53,45 @@ def test_in_a_pipe_one_prompt_is_printed_when_it_is_done(tiny_bundle):
     assert printed[0] == printed[1] and printed[0].startswith(b"ab")
 
 
+WORDS = "é — 你好 😀"
+
+
+@pytest.mark.parametrize("encoding", ["cp1252", "latin-1", "ascii", "utf-16"])
+def test_pipes_get_utf_8_whatever_the_locale_says(tiny_bundle, tmp_path, encoding):
+    (tmp_path / "in.jsonl").write_text(json.dumps({"prompt": "ab", "id": WORDS}), encoding="utf-8")
+    environment = {**os.environ, "PYTHONIOENCODING": encoding}
+    one = ["--prompt", WORDS, "--max-new-tokens", "3"]
+    for arguments in (
+        one,
+        [*one, "--stream"],
+        ["--input", str(tmp_path / "in.jsonl"), "--output", "-", "--max-new-tokens", "3"],
+    ):
+        done = subprocess.run(
+            command(tiny_bundle, *arguments), capture_output=True, env=environment, check=True
+        )
+        assert WORDS.encode() in done.stdout
+    missing = tmp_path / WORDS
+    done = subprocess.run(
+        command(tiny_bundle, "--prompt-file", str(missing)), capture_output=True, env=environment
+    )
+    assert done.returncode == 2 and str(missing).encode() in done.stderr
+
+
+def test_characters_that_a_terminal_lacks_are_replaced(tiny_bundle):
+    primary, secondary = pty.openpty()
+    done = subprocess.run(
+        command(tiny_bundle, "--prompt", WORDS, "--max-new-tokens", "3"),
+        stdin=subprocess.DEVNULL,
+        stdout=secondary,
+        stderr=secondary,
+        env={**os.environ, "PYTHONIOENCODING": "latin-1"},
+    )
+    os.close(secondary)
+    assert WORDS.encode("latin-1", "replace") in os.read(primary, 4096)
+    os.close(primary)
+    assert done.returncode == 0
+
+
 @pytest.mark.parametrize("more", [["--stream"], ["--json"]])
 def test_a_reader_that_has_had_enough_ends_it_quietly(tiny_bundle, more):
     arguments = ["--prompt", "ab", "--max-new-tokens", "1500", *more]
