@@ -254,6 +254,15 @@ std::string answer_to_line(dsbd_pipeline* pipeline, const std::string& line, con
     }
 }
 
+/// Refuse UTF-16 and UTF-32, from the first line of a file; a mark of UTF-8 is no part of its JSON.
+void check_utf_8(const std::string& line, const std::string& file) {
+    const std::string head = line.substr(0, 2);
+    const bool is_half = line.size() > 1 && (line[0] == '\0') != (line[1] == '\0');
+    if (head != "\xff\xfe" && head != "\xfe\xff" && !is_half) return;
+    throw UsageError(file + " is UTF-16 or UTF-32; expected UTF-8: iconv -f UTF-16 -t UTF-8 "
+                            "converts it");
+}
+
 /// Answer every line, so many at a time, in their order.
 void answer_file(dsbd_pipeline* pipeline, const CommandLine& command) {
     std::ifstream file;
@@ -265,6 +274,7 @@ void answer_file(dsbd_pipeline* pipeline, const CommandLine& command) {
     for (std::string line; std::getline(command.input == "-" ? std::cin : file, line);) {
         if (line.find_first_not_of(" \t\r") != std::string::npos) lines.push_back(line);
     }
+    if (!lines.empty()) check_utf_8(lines.front(), command.input);
     std::vector<std::string> answers(lines.size());
     std::atomic<std::size_t> next = 0;
     const auto work = [&] {

@@ -2,6 +2,7 @@
 
 import gzip
 import math
+import re
 from pathlib import Path
 
 import numpy as np
@@ -180,6 +181,54 @@ BAD = [
     ("\\data\\\n\\1-grams:\n-1 a\n\\2-grams:\n-1 a b\n\\end\\", "is no language model"),
     ("\\data\\\n\\1-grams:\n-1 a\n", "is no language model"),
 ]
+
+DAMAGED = [  # (text of ``ARPA``, its replacement, words of the error)
+    ("-1.2 </s>", "nan </s>", "its log10 nan; expected a number from -1e+06 to 0"),
+    ("-1.2 </s>", "-inf </s>", "its log10 -inf; expected a number from -1e+06 to 0"),
+    ("-0.9 the", "-1e999 the", "its log10 -inf; expected"),
+    ("-0.9 the", "0.5 the", "its log10 0.5; expected"),
+    ("-0.9 the", "-x the", "could not convert"),
+    ("the -0.4", "the nan", "its backoff nan; expected a number from -1e+06 to 1e+06"),
+    ("the -0.4", "the 1e999", "its backoff inf; expected"),
+    ("-0.9 the -0.4\n", "-0.9 the -0.4\n-0.8 the\n", "'-0.8 the' is there twice"),
+    ("ngram 1=6", "ngram 1=7", "it has 6 1-grams, but its head says 7"),
+    ("ngram 2=4\n", "", "it has 4 2-grams, but its head says 0"),
+    ("ngram 3=1", "ngram 3=1\nngram 4=2", "it has 0 4-grams, but its head says 2"),
+    ("\\2-grams:", "\\3-grams:", "\\3-grams: follows; expected \\2-grams:"),
+    ("-1.2 </s>\n", "", "it has no </s>, the end of a text"),
+    ("\\end\\", "", "no line"),
+]
+
+
+@pytest.mark.parametrize(("text", "replaced", "words"), DAMAGED)
+def test_numbers_are_checked_when_a_file_is_read(tmp_path, text, replaced, words):
+    assert text in ARPA
+    file = tmp_path / "bad.arpa"
+    content = ARPA.replace(text, replaced, 1)
+    if text.endswith("</s>\n"):
+        content = content.replace("-0.7 fox </s>\n", "").replace("2=4", "2=3").replace("1=6", "1=5")
+    file.write_text(content)
+    with pytest.raises(InputError, match=re.escape(words)) as caught:
+        LanguageModel(file)
+    assert str(file) in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_damaged_packed_files_are_refused_in_one_line(tmp_path):
+    file, packed = tmp_path / "bad.arpa.gz", gzip.compress(ARPA.encode())
+    damaged = {
+        "checksum": packed[:-8] + bytes([packed[-8] ^ 1]) + packed[-7:],
+        "length": packed[:-1] + b"\1",
+        "end": packed[:-12],
+        **{
+            place: packed[:place] + bytes([packed[place] ^ 255]) + packed[place + 1 :]
+            for place in range(12, len(packed) - 8, 9)
+        },
+    }
+    for name, content in damaged.items():
+        file.write_bytes(content)
+        with pytest.raises(InputError, match="is no language model") as caught:
+            LanguageModel(file)
+        assert "\n" not in str(caught.value), name
 
 
 @pytest.mark.parametrize(("content", "words"), BAD)

@@ -5,12 +5,14 @@ import itertools
 import json
 import logging
 import math
+from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from dsbd_errors import DsbdError
+from dsbd_errors.text_files import check_utf_8
 from dsbd_ort.answers import TextGenerator, answer
 from dsbd_ort.decoding.option_table import IN_PYTHON_ALONE, OPTION_TABLE
 from dsbd_ort.decoding.option_values import did_you_mean
@@ -28,7 +30,6 @@ MOST_LEVELS = 64
 """Depth of nested lists and objects that parsers, worker processes and templates accept."""
 _OPTIONS = frozenset((*OPTION_TABLE, *LANGUAGE_OPTIONS)) - {*IN_PYTHON_ALONE}
 _OTHERS = frozenset(("id", "prompt", "messages"))
-_BOM = b"\xef\xbb\xbf"
 
 
 class BatchError(DsbdError):
@@ -105,12 +106,14 @@ def read_lines(file: Path) -> Iterator[RawLine]:
     """Yield the requests of a JSONL file."""
     try:
         with file.open("rb") as lines:
+            check_utf_8(lines.peek(4))
             for number, line in enumerate(lines, start=1):
-                content = (line.removeprefix(_BOM) if number == 1 else line).strip()
+                content = (line.removeprefix(BOM_UTF8) if number == 1 else line).strip()
                 if content:
                     yield RawLine(number, content)
-    except OSError as error:
-        raise BatchError(f"--input {file} cannot be read: {error.strerror or error}") from error
+    except (OSError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise BatchError(f"--input {file} cannot be read: {reason}") from error
 
 
 def parsed_object(content: bytes) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dsbd_errors import DsbdError
+from dsbd_errors.text_files import text_of
 from dsbd_ort.benchmark.machine import EnergyMeter
 from dsbd_ort.decoding import STRATEGIES, DecodingConfig, DecodingStats
 from dsbd_ort.decoding.strategies import Strategy
@@ -35,8 +36,8 @@ class BenchmarkError(DsbdError, ValueError):
 def read_prompts(file: Path) -> list[str]:
     """Return the prompts of a file: ``*.jsonl`` has objects with "prompt", others one per line."""
     try:
-        lines = [line for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
-    except (OSError, UnicodeDecodeError) as error:
+        lines = [line for line in text_of(file.read_bytes()).splitlines() if line.strip()]
+    except (OSError, UnicodeError) as error:
         raise BenchmarkError(f"{file} cannot be read as UTF-8 text: {error}") from error
     if not lines:
         raise BenchmarkError(f"{file} has no prompt; write one per line")

@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from dsbd_errors.text_files import text_of
 from dsbd_ort.constraints import TokenTrie
 from dsbd_ort.constraints.binding import TrieFiles
 from dsbd_ort.decoding.errors import ConfigError
@@ -149,7 +150,7 @@ class FileText(click.ParamType[Any]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         name = "the file" if param is None else param.opts[-1]
         try:
-            text = Path(value).read_text("utf-8")
+            text = text_of(Path(value).read_bytes())
             return json.loads(text) if self._is_json else text
         except OSError as error:
             reason = error.strerror or error

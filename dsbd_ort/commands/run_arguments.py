@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from dsbd_errors.text_files import text_of
 from dsbd_ort.commands.option_types import COUNT, PATH, JsonObjectType
 from dsbd_ort.commands.options import (
     argument,
@@ -225,8 +226,8 @@ class RunArguments:
         if text is None:
             source = "the prompt on stdin" if file is None else f"--prompt-file {file}"
             try:
-                text = (sys.stdin.buffer.read() if file is None else file.read_bytes()).decode()
-            except (OSError, UnicodeDecodeError) as error:
+                text = text_of(sys.stdin.buffer.read() if file is None else file.read_bytes())
+            except (OSError, UnicodeError) as error:
                 raise click.UsageError(f"{source} cannot be read as UTF-8 text: {error}") from error
             if not text and file is None and not self.image:
                 raise click.UsageError(_NO_PROMPT)

@@ -12,6 +12,7 @@ import os
 import re
 import secrets
 import zlib
+from codecs import BOM_UTF8
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -20,6 +21,7 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
+from dsbd_errors.text_files import check_utf_8, opened_text
 from dsbd_ort.constraints.trie_build import TrieArrays, TrieItems
 from dsbd_ort.decoding.errors import ConstraintError
 
@@ -152,7 +154,7 @@ def read_items(path: Path) -> tuple[list[list[int]], list[Any]]:
     """Return sequences and items of a .jsonl file of {"token_ids": [5, 7], "item": "sku-1"}."""
     sequences, items = [], []
     try:
-        with path.open(encoding="utf-8") as file:
+        with path.open("rb") as opened, opened_text(opened) as file:
             for number, line in enumerate(file, start=1):
                 found = _json_line(line)
                 if found is None:
@@ -192,6 +194,9 @@ def read_sequences(path: Path) -> NDArray[Any] | tuple[NDArray[np.int64], NDArra
         if path.suffix == ".npy":
             return _mapped_npy(path)
         with path.open("rb") as file:
+            check_utf_8(file.peek(4))
+            if file.peek(4).startswith(BOM_UTF8):
+                file.read(len(BOM_UTF8))
             blocks = list(_blocks_of_lines(file, path))
     except ConstraintError:
         raise

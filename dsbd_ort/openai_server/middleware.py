@@ -14,6 +14,7 @@ from urllib.parse import quote
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from dsbd_errors.text_files import text_of
 from dsbd_ort.openai_server.errors import ErrorResponse, ServingError, client_disconnected
 
 _log = logging.getLogger(__name__)
@@ -205,8 +206,8 @@ def read_api_keys(file: Path) -> ApiKeys:
     """
     try:
         mode = file.stat().st_mode
-        lines = file.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+        lines = text_of(file.read_bytes()).splitlines()
+    except (OSError, UnicodeError) as error:
         raise ServingError(
             f"the API keys {file} cannot be read ({error}); expected a text file with one key per "
             "line"

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import gzip
 import importlib
-from collections.abc import Iterator
+import re
+import zlib
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+from dsbd_errors.text_files import check_utf_8, opened_text
 from dsbd_runtime.errors import InputError
 
 BEGIN, END, UNKNOWN = "<s>", "</s>", "<unk>"
 _ARPA, _GZIP = b"\\data\\", b"\x1f\x8b"
 _HEAD = 2**14  # bytes of a file, among which comments may precede ``_ARPA``
+_COUNT = re.compile(r"ngram\s+(\d{1,9})\s*=\s*(\d{1,15})", re.ASCII)
+_LARGEST = 1e6  # of a number: sums of them stay finite, times any weight
 _NONE = -100.0  # log10 of a word that the model lacks, if it has no <unk>
 
 
@@ -35,31 +41,57 @@ class ArpaModel:
         """Read an ARPA file; ValueError: it is none."""
         self._words: dict[str, int] = {}
         self._ngrams: dict[tuple[int, ...], tuple[float, float]] = {}
+        declared: dict[int, int] = {}  # n-grams by their order
         order = 0
-        for line in lines:
-            text = line.strip()
-            if text.startswith("\\") and text.endswith("-grams:"):
-                order = int(text[1 : -len("-grams:")])
-            elif text == "\\end\\":
+        for text in map(str.strip, lines):
+            if text == "\\end\\":
                 break
+            if text == "\\data\\":
+                declared.clear()  # of comments
+            elif text.startswith("\\") and text.endswith("-grams:"):
+                order += 1
+                if text != f"\\{order}-grams:":
+                    raise ValueError(f"the line {text[:80]} follows; expected \\{order}-grams:")
             elif order and text:
                 self._add(text, order)
+            elif count := _COUNT.fullmatch(text):
+                declared[int(count[1])] = int(count[2])
         else:
             raise ValueError("it has no line \\end\\")
-        self._most_history = max(map(len, self._ngrams), default=1) - 1
+        for _ in lines:  # to the checksum of a packed file
+            pass
+        self._check(declared)
+        self._most_history = order - 1
 
     def _add(self, line: str, order: int) -> None:
         log_prob, *words = line.split()
-        backoff = float(words.pop()) if len(words) == order + 1 else 0.0
+        backoff = words.pop() if len(words) == order + 1 else "0"
         if len(words) != order:
             raise ValueError(f"the {order}-gram {line[:80]!r} has {len(words)} words")
         if order == 1:
-            self._words[words[0]] = len(self._words)
+            self._words.setdefault(words[0], len(self._words))
         try:
             key = tuple(self._words[word] for word in words)
         except KeyError as error:
             raise ValueError(f"the word {error} of {line[:80]!r} is no 1-gram") from error
-        self._ngrams[key] = float(log_prob), backoff
+        if key in self._ngrams:
+            raise ValueError(f"the {order}-gram of {line[:80]!r} is there twice")
+        self._ngrams[key] = (
+            _number(line, "log10", log_prob, most=0.0),
+            _number(line, "backoff", backoff, most=_LARGEST),
+        )
+
+    def _check(self, declared: Mapping[int, int]) -> None:
+        """Raise ValueError for counts that differ from those of the head, and without an end."""
+        counts = Counter(map(len, self._ngrams))
+        for order in sorted({*counts, *declared}):
+            if counts[order] != declared.get(order, 0):
+                raise ValueError(
+                    f"it has {counts[order]} {order}-grams, but its head says "
+                    f"{declared.get(order, 0)}"
+                )
+        if END not in self._words:
+            raise ValueError(f"it has no {END}, the end of a text")
 
     def __contains__(self, word: str) -> bool:
         return word in self._words
@@ -80,6 +112,16 @@ class ArpaModel:
         while after and after not in self._ngrams:  # no longer n-gram begins with it
             after = after[1:]
         return total + (found[0] if found else _NONE), after
+
+
+def _number(line: str, name: str, text: str, most: float) -> float:
+    number = float(text)
+    if not -_LARGEST <= number <= most:
+        raise ValueError(
+            f"{line[:80]!r} has as its {name} {number}; expected a number from {-_LARGEST:g} to "
+            f"{most:g}"
+        )
+    return number
 
 
 class KenlmModel:
@@ -109,11 +151,12 @@ def read_ngrams(path: Path) -> NGrams:
     try:
         with path.open("rb") as file:
             head = file.read(_HEAD)
+        check_utf_8(head)
         is_packed = head.startswith(_GZIP)
         if is_packed or _ARPA in head:
-            packed = gzip.open(path, "rt", encoding="utf-8") if is_packed else None
-            with packed or path.open(encoding="utf-8") as lines:
-                return ArpaModel(iter(lines))
+            with gzip.open(path) if is_packed else path.open("rb") as opened:
+                with opened_text(opened) as lines:
+                    return ArpaModel(lines)
         package: Any = importlib.import_module("kenlm")
         return KenlmModel(package, package.Model(str(path)))
     except ImportError as error:
@@ -121,7 +164,7 @@ def read_ngrams(path: Path) -> NGrams:
             f"{path} is no ARPA file; KenLM's binary form needs the package kenlm: pip install "
             "'dsbd-ort[lm]'"
         ) from error
-    except (OSError, ValueError, EOFError, RuntimeError) as error:
+    except (OSError, ValueError, EOFError, RuntimeError, zlib.error) as error:
         reason = " ".join(str(error).split())
         raise InputError(
             f"{path} is no language model ({reason}); expected an ARPA file, or one of KenLM's "

@@ -21,6 +21,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from dsbd_distill.lesson import Lesson, joined
 from dsbd_distill.teacher import Opened, Rows, Sampling, Teacher, padded
+from dsbd_errors.text_files import opened_text
 from dsbd_export.checkpoints.checkpoint import Checkpoint
 from dsbd_export.checkpoints.model_config import num_decoder_layers, text_config
 from dsbd_export.errors import ExportError
@@ -201,7 +202,7 @@ def sources_of(file: TextFile) -> Iterator[tuple[str, str]]:
         for name, where, content in json_lines(file):
             yield name, _source_in(content, where)
         return
-    with file.path.open(encoding="utf-8") as lines:
+    with file.path.open("rb") as opened, opened_text(opened) as lines:
         for number, line in enumerate(lines, 1):
             if line.strip():
                 yield f"{file.name}:{number}", line.strip()

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dsbd_errors.text_files import opened_text
 from dsbd_export.chats import Chat, ChatTokens, Prompts
 from dsbd_export.errors import ExportError
 from dsbd_runtime.bundle_files.durable_files import put_in_place
@@ -124,28 +125,29 @@ def is_held_out(name: str) -> bool:
 
 def check_readable(files: list[TextFile]) -> None:
     """Raise ExportError if files are not UTF-8, with their number."""
-    wrong = [file for file in files if not _is_utf8(file.path)]
-    if wrong:
+    reasons = {file.path: reason for file in files if (reason := _why_not_utf_8(file.path))}
+    if reasons:
+        path, reason = next(iter(reasons.items()))
         raise ExportError(
-            f"{len(wrong)} of {len(files)} files of data are not UTF-8, the first is "
-            f"{wrong[0].path}; convert them, choose others by a pattern, or exclude them"
+            f"{len(reasons)} of {len(files)} files of data are not UTF-8, the first is {path} "
+            f"({reason}); convert them, choose others by a pattern, or exclude them"
         )
 
 
-def _is_utf8(path: Path) -> bool:
+def _why_not_utf_8(path: Path) -> str:
     try:
-        with path.open(encoding="utf-8") as file:
+        with path.open("rb") as opened, opened_text(opened) as file:
             while file.read(_PIECE_CHARS):
                 pass
-    except UnicodeDecodeError:
-        return False
-    return True
+    except UnicodeError as error:
+        return str(error)
+    return ""
 
 
 def texts_of(file: TextFile) -> Iterator[tuple[str, Iterable[str]]]:
     """Yield (name, pieces) of every text of a file; pieces end at the end of a line if possible."""
     if file.path.suffix != ".jsonl":
-        with file.path.open(encoding="utf-8", newline="") as opened:
+        with file.path.open("rb") as bytes_of, opened_text(bytes_of, newline="") as opened:
             blocks = iter(lambda: opened.read(_PIECE_CHARS), "")
             yield file.name, (block + opened.readline(_PIECE_CHARS) for block in blocks)
         return
@@ -155,7 +157,7 @@ def texts_of(file: TextFile) -> Iterator[tuple[str, Iterable[str]]]:
 
 def json_lines(file: TextFile) -> Iterator[tuple[str, str, Any]]:
     """Yield name, place for messages, and content of every line; or raise ExportError."""
-    with file.path.open(encoding="utf-8") as lines:
+    with file.path.open("rb") as opened, opened_text(opened) as lines:
         for number, line in enumerate(lines, 1):
             if not line.strip():
                 continue

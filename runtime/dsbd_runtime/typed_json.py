@@ -8,6 +8,7 @@ import typing
 from pathlib import Path
 from typing import Any, TypeVar
 
+from dsbd_errors.text_files import text_of
 from dsbd_runtime.errors import BundleError
 
 Entry = TypeVar("Entry")
@@ -32,7 +33,7 @@ def json_from_file(file: Path) -> Any:
     try:
         if (size := file.stat().st_size) > _MOST_BYTES:
             raise BundleError(f"{file} has {size} bytes, expected at most {_MOST_BYTES}")
-        return json.loads(file.read_text(encoding="utf-8"))
+        return json.loads(text_of(file.read_bytes()))
     except (ValueError, OSError, RecursionError) as error:
         raise BundleError(f"{file} cannot be read as JSON ({error}); export again") from error
 

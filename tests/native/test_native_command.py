@@ -67,6 +67,19 @@ def test_statistics_and_settings(native_build, tiny_bundle):
     assert json.loads(done.stderr)["target_calls"] > 1
 
 
+def test_a_byte_order_mark_is_no_text(native_build, tiny_bundle, tmp_path):
+    file, answers = tmp_path / "in.jsonl", []
+    for encoding in ("utf-8", "utf-8-sig"):
+        file.write_text(json.dumps({"ids": IDS}), encoding=encoding)
+        done = run(native_build, tiny_bundle.path, "--input", file, "--strategy", "greedy")
+        answers.append(json.loads(done.stdout)["sequences"])
+    assert answers[0] == answers[1]
+    for encoding in ("utf-16", "utf-16-be"):
+        file.write_text(json.dumps({"ids": IDS}), encoding=encoding)
+        done = run(native_build, tiny_bundle.path, "--input", file)
+        assert done.returncode == 2 and "is UTF-16" in done.stderr
+
+
 def test_fields_of_the_model_that_have_no_effect_are_named(native_build, tiny_bundle, tmp_path):
     file = {"generation_config.json": json.dumps({"guidance_scale": 1.5, "max_new_tokens": 3})}
     bundle = with_files(tiny_bundle.path, tmp_path / "bundle", file)

@@ -1,0 +1,38 @@
+"""Text of files that users give: UTF-8, with or without a byte order mark."""
+
+import codecs
+import gzip
+import io
+
+_OTHERS = {  # the mark of UTF-32 begins with that of UTF-16
+    codecs.BOM_UTF32_LE: "UTF-32",
+    codecs.BOM_UTF32_BE: "UTF-32",
+    codecs.BOM_UTF16_LE: "UTF-16",
+    codecs.BOM_UTF16_BE: "UTF-16",
+}
+
+_HALVES = ([True, False] * 2, [False, True] * 2)
+"""Which of the first bytes are 0 in UTF-16 without a mark, if its first characters are Latin."""
+
+
+def text_of(content: bytes) -> str:
+    """Return the text of a file without its byte order mark; UnicodeError: it is not UTF-8."""
+    check_utf_8(content)
+    return content.decode("utf-8-sig")
+
+
+def opened_text(
+    file: io.BufferedReader | gzip.GzipFile, newline: str | None = None
+) -> io.TextIOWrapper:
+    """Return a file that is open for bytes as one of text; see ``text_of``."""
+    check_utf_8(file.peek(4))
+    return io.TextIOWrapper(file, encoding="utf-8-sig", newline=newline)
+
+
+def check_utf_8(head: bytes) -> None:
+    """Raise a UnicodeError that names UTF-16 or UTF-32, from the first bytes of a file."""
+    name = next((name for mark, name in _OTHERS.items() if head.startswith(mark)), "")
+    if not name and [byte == 0 for byte in head[:4]] in _HALVES:
+        name = "UTF-16"
+    if name:
+        raise UnicodeError(f"it is {name}; expected UTF-8: iconv -f {name} -t UTF-8 converts it")
