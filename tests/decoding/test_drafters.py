@@ -67,6 +67,7 @@ PROCESSING: dict[str, dict[str, Any]] = {
     "forced": {"constraint": PathConstraint(VOCAB, one_after_some, (EOS,))},
     "forced bits": {"constraint": PathConstraint(VOCAB, one_after_some, (EOS,), as_bits=True)},
     "penalties": {"repetition_penalty": 1.2, "no_repeat_ngram_size": 6},
+    "large scores": {"presence_penalty": -1e6, "logit_bias": {2: 1e9, 3: 1e9}},
 }
 
 

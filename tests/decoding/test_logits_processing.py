@@ -286,7 +286,7 @@ REFUSED: list[tuple[dict[str, Any], type[DecodingError], str]] = [
     (
         {"scorers": [PathScorer(VOCAB, most=np.inf)]},
         ConstraintError,
-        r"returned scores of shape \(1, 11\), with NaN or \+inf; expected shape \(1, 11\)",
+        r"returned scores of shape \(1, 11\), with NaN or more than 1e30; expected shape \(1, 11\)",
     ),
     (
         {"scorers": [UnboundScorer()]},
@@ -294,6 +294,28 @@ REFUSED: list[tuple[dict[str, Any], type[DecodingError], str]] = [
         r"scorers has UnboundScorer\(\), which requires a tokenizer; bind it",
     ),
 ]
+
+
+@pytest.mark.parametrize("strategy", ["beam-search", "speculative-beam-search", "sample", "dsbd"])
+def test_the_lowest_float_forbids_a_token(strategy: str) -> None:
+    lowest, is_even = np.finfo(np.float64).min, np.arange(VOCAB) % 2 == 0
+    found = [
+        decoded(
+            request_on(
+                DecodingConfig(
+                    strategy=strategy,
+                    max_new_tokens=8,
+                    logits_processors=[
+                        lambda path, scores, low=low: np.where(is_even, low, scores)
+                    ],
+                ),
+                (0,),
+            ),
+            *tables("decent"),
+        ).sequences[0]
+        for low in (lowest, -np.inf)
+    ]
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize(("options", "error", "words"), REFUSED)

@@ -84,13 +84,15 @@ class ChainedDrafter:
         layer = self._layer
         weights = log_weights[layer.parents] + layer.log_probs
         log_copies = 0.0 if copies is None else np.log(copies)[layer.parents]
-        unlisted = np.exp(log_weights) * layer.unlisted * (1 if copies is None else copies)
+        largest = max(float(log_weights.max(initial=0.0)), 0.0)  # of a search it has no bound
+        unlisted = np.exp(log_weights - largest) * layer.unlisted
+        unlisted *= 1 if copies is None else copies
         masses = weights + log_copies
         proposed = JointDistribution(
             nodes, layer.parents, layer.tokens, weights, masses, layer.log_probs, 0
         )
         with np.errstate(divide="ignore"):
-            proposed.log_unlisted = float(np.log(unlisted.sum()))
+            proposed.log_unlisted = largest + float(np.log(unlisted.sum()))
         rest = (~layer.is_known).nonzero()[0]
         if self._model is None or not len(rest):
             return proposed

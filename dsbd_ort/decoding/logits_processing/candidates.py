@@ -12,6 +12,21 @@ from dsbd_ort.decoding.logits_processing.path_states import Nodes, PathTokens, T
 Scores = NDArray[np.float64]
 """(num_paths, n): of all tokens, or of the candidates that an engine with a top-k head returned."""
 
+_LARGEST = 1e30  # of a score: sums of such scores, and quotients by a temperature, stay finite
+
+
+def given_scores(scores: Scores) -> Scores | None:
+    """Return scores that a caller's function gives; None: NaN, or more than 1e30.
+
+    Finite scores below -1e30, with which functions forbid tokens, become -1e30.
+    """
+    if not (scores <= _LARGEST).all():
+        return None
+    is_low = scores < -_LARGEST
+    if not is_low.any():
+        return scores
+    return np.where(is_low & (scores != -np.inf), -_LARGEST, scores)
+
 
 class Candidates:
     """The next-token candidates of many paths, whose scores processors change.

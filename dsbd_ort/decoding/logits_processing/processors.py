@@ -15,7 +15,12 @@ from numpy.typing import NDArray
 
 from dsbd_ort.decoding.config import DecodingConfig
 from dsbd_ort.decoding.errors import ConstraintError
-from dsbd_ort.decoding.logits_processing.candidates import Candidates, LogitsProcessor, Scores
+from dsbd_ort.decoding.logits_processing.candidates import (
+    Candidates,
+    LogitsProcessor,
+    Scores,
+    given_scores,
+)
 from dsbd_ort.decoding.logits_processing.path_states import Tokens
 from dsbd_ort.decoding.option_values import shown
 
@@ -207,12 +212,13 @@ class _PathFunction(LogitsProcessor):
         return scores
 
     def _of_path(self, path: Tokens, scores: NDArray[np.float64]) -> NDArray[np.float64]:
-        found = np.asarray(self._function(path, scores), dtype=np.float64)
-        if found.shape != scores.shape or np.isnan(found).any() or np.isposinf(found).any():
+        given = np.asarray(self._function(path, scores), dtype=np.float64)
+        found = given_scores(given)
+        if found is None or found.shape != scores.shape:
             raise ConstraintError(
-                f"the processor {shown(self._function)} returned scores of shape {found.shape}"
-                f"{', with NaN or +inf,' * (found.shape == scores.shape)} after {len(path)} "
-                f"tokens; expected shape {scores.shape}, finite or -inf"
+                f"the processor {shown(self._function)} returned scores of shape {given.shape}"
+                f"{', with NaN or more than 1e30,' * (found is None)} after {len(path)} tokens; "
+                f"expected shape {scores.shape}, finite or -inf"
             )
         return found
 

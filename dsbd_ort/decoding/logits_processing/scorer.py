@@ -13,7 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsbd_ort.decoding.errors import ConstraintError
-from dsbd_ort.decoding.logits_processing.candidates import Candidates, LogitsProcessor, Scores
+from dsbd_ort.decoding.logits_processing.candidates import (
+    Candidates,
+    LogitsProcessor,
+    Scores,
+    given_scores,
+)
 from dsbd_ort.decoding.logits_processing.constraint import States
 from dsbd_ort.decoding.logits_processing.path_states import Nodes, Tokens
 
@@ -62,16 +67,17 @@ class ScorerStates(LogitsProcessor):
         added = np.asarray(
             self._scorer.scores(self._states[candidates.nodes], candidates.tokens), np.float64
         )
-        read = added if candidates.tokens is None else added[candidates.tokens >= 0]
-        if added.shape != scores.shape or np.isnan(read).any() or np.isposinf(read).any():
+        is_whole = added.shape == scores.shape
+        if is_whole and candidates.tokens is not None:
+            added = np.where(candidates.tokens < 0, 0.0, added)
+        found = given_scores(added)
+        if found is None or not is_whole:
             raise ConstraintError(
                 f"{self._scorer.name} returned scores of shape {added.shape}"
-                f"{', with NaN or +inf' * (added.shape == scores.shape)}; expected shape "
+                f"{', with NaN or more than 1e30' * (found is None)}; expected shape "
                 f"{scores.shape}, finite or -inf"
             )
-        if candidates.tokens is not None:
-            added = np.where(candidates.tokens < 0, 0.0, added)
-        return scores + added
+        return scores + found
 
     def may_raise(self, candidates: Candidates) -> NDArray[np.bool_] | bool:
         if not hasattr(self._scorer, "highest"):

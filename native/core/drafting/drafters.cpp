@@ -67,16 +67,19 @@ public:
         Nodes rest, rest_nodes;
         Ints rest_copies;
         Floats unlisted, rest_weights;
+        double largest = 0.0;  // of a search it has no bound
+        for (const double log_weight : log_weights) largest = std::max(largest, log_weight);
         for (std::size_t beam = 0; beam < nodes.size(); ++beam) {
             const double times = copies.empty() ? 1.0 : static_cast<double>(copies[beam]);
-            unlisted.push_back(std::exp(log_weights[beam]) * layer_.unlisted[beam] * times);
+            const double share = std::exp(log_weights[beam] - largest);
+            unlisted.push_back(share * layer_.unlisted[beam] * times);
             if (layer_.is_known[beam]) continue;
             rest.push_back(static_cast<std::int64_t>(beam));
             rest_nodes.push_back(nodes[beam]);
             rest_weights.push_back(log_weights[beam]);
             if (!copies.empty()) rest_copies.push_back(copies[beam]);
         }
-        proposed.log_unlisted = std::log(pairwise_sum(unlisted));
+        proposed.log_unlisted = largest + std::log(pairwise_sum(unlisted));
         if (!model_ || rest.empty()) return proposed;
         return proposed.with_beams(rest, model_->joint(rest_nodes, rest_weights, rest_copies));
     }
