@@ -20,8 +20,8 @@ from dsbd_ort.prompts import SRC_LANG, Prompt, PromptReader, RequestInputs, chec
 from dsbd_ort.results import (
     GeneratedSequence,
     GenerationResult,
-    StopSearch,
     TextStream,
+    stop_state,
     text_until_stop,
 )
 from dsbd_runtime.bundle_files.bundle import TOKENIZER_FILE, Bundle
@@ -81,7 +81,7 @@ class BundleRequests:
                 "prompt_logprobs is true, but the prompt has media, whose rows are no tokens; "
                 "leave it out"
             )
-        stops, token_ids = config.stop_strings, inputs.prompt_ids
+        token_ids = inputs.prompt_ids
         room = self.bundle.context_length - len(token_ids)
         gives_length = isinstance(options, DecodingConfig) or "max_new_tokens" in options
         if not gives_length and 0 < room < config.max_new_tokens:
@@ -94,7 +94,7 @@ class BundleRequests:
             prompt_ids=token_ids,
             config=config,
             rng=np.random.default_rng(config.seed),
-            stop=StopSearch(start, stops) if stops else None,
+            stop=stop_state(start, config.stop_strings),
             constraint=self.constraints.bound(
                 config.constraint, config.eos_ids, start.num_dropped_spaces
             ),

@@ -3,6 +3,9 @@
 The text of a sequence is what its new tokens add to the text of the prompt (see
 ``stream_decoder``), without special tokens. A sequence ends with the token that completes a stop
 string for the first time; its text is cut before the earliest stop string.
+
+A stop string that names special tokens is looked for in the marked text as well (see
+``special_marks``), so it ends a sequence by the ids of those tokens.
 """
 
 from __future__ import annotations
@@ -16,8 +19,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dsbd_ort.decoding import DecodedSequence, DecodingConfig, DecodingStats, IterationOutput
+from dsbd_ort.decoding.logits_processing.path_states import StopState
 from dsbd_ort.decoding.top_tokens import PromptLogprobs, TokenLogprobs
-from dsbd_runtime.text.stream_decoder import StreamDecoder, TextWindow
+from dsbd_runtime.text.special_marks import MarkedWindow, marked, without_marks
+from dsbd_runtime.text.stream_decoder import TextWindow
 
 JSON_VERSION = 1
 """Raised when a field is removed or changes its meaning, not when a field is added."""
@@ -75,8 +80,11 @@ class TextStream:
 
     def __init__(self, start: TextWindow, stop_texts: Sequence[str], num_exempt: int = 0) -> None:
         """``start``: after the prompt; stop strings are looked for after ``num_exempt`` tokens."""
-        self._decoder = StreamDecoder(start)
-        self._stops = StopFilter(stop_texts)
+        special = special_stops(start, stop_texts)
+        self._window: TextWindow | MarkedWindow = MarkedWindow(start) if special else start
+        self._special = start.tokenizer.special_token_ids if special else frozenset[int]()
+        # the first reads marked text
+        self._stops = [StopFilter(special)] * bool(special) + [StopFilter(stop_texts)]
         self._num_exempt = num_exempt
         self._num_shown = 0
 
@@ -86,33 +94,46 @@ class TextStream:
         tokens = output.agreed_tokens[shown:]
         if not tokens:
             return StreamPiece([], "", [], output.stats)
-        text = self._text_of(tokens)
-        self._num_shown += len(tokens)
+        text = self.text_of(tokens)
         tops = output.agreed_top_logprobs(shown)
         return StreamPiece(tokens, text, output.agreed_logprobs(shown), output.stats, tops)
 
     def finish(self, best: GeneratedSequence) -> StreamPiece:
-        tokens = best.token_ids[self._num_shown :]
-        text = self._text_of(tokens)
-        text += self._stops.push(self._decoder.finish()) + self._stops.finish()
-        tops = best.top_logprobs and best.top_logprobs[self._num_shown :]
-        return StreamPiece(tokens, text, best.token_logprobs[self._num_shown :], None, tops)
+        num_shown = self._num_shown
+        tokens = best.token_ids[num_shown:]
+        text = self.text_of(tokens) + self.rest()
+        tops = best.top_logprobs and best.top_logprobs[num_shown:]
+        return StreamPiece(tokens, text, best.token_logprobs[num_shown:], None, tops)
 
-    def _text_of(self, tokens: list[int]) -> str:
+    def text_of(self, tokens: list[int]) -> str:
+        """Take the next tokens; return the text before a stop string that is final now."""
         num_exempt = max(self._num_exempt - self._num_shown, 0)
-        exempt = self._decoder.push(tokens[:num_exempt]) if num_exempt else ""
-        return exempt + self._stops.push(self._decoder.push(tokens[num_exempt:]))
+        self._num_shown += len(tokens)
+        exempt = [token for token in tokens[:num_exempt] if token not in self._special]
+        self._window, first = self._window.extended(exempt)
+        self._window, text = self._window.extended(tokens[num_exempt:])
+        for stops in self._stops:
+            text = without_marks(stops.push(text))
+        return first + text
+
+    def rest(self) -> str:
+        """Return the text that was not final, at the end of the tokens."""
+        text = self._window.rest()
+        for stops in self._stops:
+            text = without_marks(stops.push(text) + stops.finish())
+        return text
 
 
 @dataclass(frozen=True)
 class StopSearch:
     """A decoding.StopState that searches the text of one path for stop strings.
 
-    window: the end of the path's tokens, at first of the prompt's.
+    window: the end of the path's tokens, at first of the prompt's; if it is marked, so are the
+        stop strings.
     tail: the end of its final text, in which a stop string may have begun.
     """
 
-    window: TextWindow
+    window: TextWindow | MarkedWindow
     stop_texts: tuple[str, ...]
     has_ended: bool = False
     tail: str = ""
@@ -130,6 +151,36 @@ class StopSearch:
         return StopSearch(window, self.stop_texts, has_ended, tail)
 
 
+@dataclass(frozen=True)
+class StopSearches:
+    """A decoding.StopState that ends with any of several."""
+
+    searches: tuple[StopSearch, ...]
+
+    @property
+    def has_ended(self) -> bool:
+        return any(search.has_ended for search in self.searches)
+
+    def extended(self, token: int) -> StopSearches:
+        return StopSearches(tuple(search.extended(token) for search in self.searches))
+
+
+def special_stops(start: TextWindow, stop_texts: Sequence[str]) -> tuple[str, ...]:
+    """Return the stop strings that name special tokens, marked."""
+    pairs = ((text, marked(text, start.tokenizer)) for text in stop_texts)
+    return tuple(each for text, each in pairs if each != text)
+
+
+def stop_state(start: TextWindow, stop_texts: tuple[str, ...]) -> StopState | None:
+    """Return the state of the empty continuation, which finds stop strings; None without any."""
+    if not stop_texts:
+        return None
+    search = StopSearch(start, stop_texts)
+    if special := special_stops(start, stop_texts):
+        return StopSearches((search, StopSearch(MarkedWindow(start), special)))
+    return search
+
+
 def text_before_stop(text: str, stop_texts: Sequence[str], num_exempt: int = 0) -> str:
     """Return ``text`` up to its earliest stop string after the first ``num_exempt`` characters."""
     found = [begin for stop in stop_texts if (begin := text.find(stop, num_exempt)) >= 0]
@@ -138,6 +189,9 @@ def text_before_stop(text: str, stop_texts: Sequence[str], num_exempt: int = 0) 
 
 def text_until_stop(start: TextWindow, token_ids: list[int], config: DecodingConfig) -> str:
     """Return the text of new tokens, up to a stop string after the first ``min_new_tokens``."""
+    if special_stops(start, config.stop_strings):
+        stream = TextStream(start, config.stop_strings, config.min_new_tokens)
+        return stream.text_of(token_ids) + stream.rest()
     text = start.text_of(token_ids)
     if not config.stop_strings or not config.min_new_tokens:
         return text_before_stop(text, config.stop_strings)

@@ -122,9 +122,10 @@ extern "C" {
 /* dsbd_stats also has not_built, an object: the fields of the bundle's generation_config.json that
  * this library does not support and that have no effect. */
 
-/* How a program turns text into token ids and back. Each function writes at most `room` numbers or
- * bytes and returns how many there are; if there are more it is called again with more room. A
- * negative number refuses the request. They are called by any thread, and must return. */
+/* How a program turns text into token ids and back. Texts leave special tokens out: one alone is
+ * empty. Each function writes at most `room` numbers or bytes and returns how many there are; if
+ * there are more it is called again with more room. A negative number refuses the request. They are
+ * called by any thread, and must return. */
 typedef struct dsbd_text {
     int64_t (*encode)(const char *text, size_t num_bytes, int64_t *ids, size_t room, void *context);
     int64_t (*decode)(const int64_t *ids, size_t num_ids, char *text, size_t room, void *context);

@@ -1,5 +1,6 @@
 """Bundles with the tokenizers of the corpus, and what a continuation is by the library's decode."""
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -7,6 +8,8 @@ import tokenizers
 
 from dsbd_ort.constraints import TokenTrie
 from dsbd_runtime.bundle_files.bundle import write_manifest
+from dsbd_runtime.text.stream_decoder import TextWindow
+from dsbd_runtime.text.tokenizer import Tokenizer
 from tests.runtime.tiny_graph import TinyModel, write_tiny_bundle
 from tests.tokenizer_corpus import CORPUS
 
@@ -46,6 +49,21 @@ def continuation(
     before, whole = backend.decode([*prompt_ids]), backend.decode([*prompt_ids, *token_ids])
     assert whole.startswith(before)
     return whole[len(before) :]
+
+
+def spelled_text(start: TextWindow, token_ids: Sequence[int]) -> str:
+    """Return the text with special tokens spelled, each after the text of the tokens before it."""
+    text, tokenizer = start.text_of(token_ids), start.tokenizer
+    for place, token in reversed([*enumerate(token_ids)]):
+        if token in tokenizer.special_token_ids:
+            at = len(start.text_of(token_ids[:place]))
+            text = text[:at] + tokenizer.piece(token) + text[at:]
+    return text
+
+
+def without_special(tokenizer: Tokenizer, text: str) -> str:
+    pieces = map(tokenizer.piece, tokenizer.special_token_ids)
+    return re.sub("|".join(map(re.escape, pieces)), "", text)
 
 
 def answered_by(token_ids: Sequence[int]) -> TokenTrie:

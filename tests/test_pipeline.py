@@ -8,6 +8,7 @@ from dsbd_ort.decoding import WithResult
 from dsbd_ort.pipeline import Pipeline
 from dsbd_runtime.errors import EngineError
 from dsbd_runtime.text.stream_decoder import REPLACEMENT
+from tests.runtime.tiny_tokenizer import BOS
 
 STRATEGIES = [
     {"strategy": "dsbd"},
@@ -50,6 +51,31 @@ def test_pieces_together_are_the_text_of_the_best_sequence(
     whole = tiny_pipe.tokenizer.decode([*tiny_pipe.tokenizer.encode("né"), *best.token_ids])
     assert (best.finish_reason == "stop") == (whole != "né" + best.text)
     assert not any(stop in best.text for stop in request.get("stop_strings", []))
+
+
+@pytest.mark.parametrize(
+    "options", [*STRATEGIES, {"strategy": "speculative", "drafter": "ngram"}], ids=str
+)
+def test_a_stop_string_that_is_a_special_token_is_an_end_token(tiny_pipe, options):
+    """The same tokens and texts, streamed too; only the reason has another name."""
+    tokenizer = tiny_pipe.tokenizer
+    (stop,) = tokenizer.encode(BOS, add_special_tokens=False)
+    reasons = set()
+    for seed in range(4):
+        common = {**options, "seed": seed, "max_new_tokens": 24, "logit_bias": {stop: 3.0}}
+        by_token = tiny_pipe.generate("né", eos_token_id=[stop], **common).sequences
+        common |= {"stop_strings": ["never", BOS], "eos_token_id": ()}
+        stream = WithResult(tiny_pipe.stream("né", **common))
+        text = "".join(piece.text for piece in stream)
+        for wanted, found in zip(by_token, stream.result.sequences, strict=True):
+            reason = {"eos": "stop"}.get(wanted.finish_reason, wanted.finish_reason)
+            assert (found.token_ids, found.text) == (wanted.token_ids, wanted.text)
+            assert found.finish_reason == reason
+            reasons.add(reason)
+        assert text == by_token[0].text
+    assert "stop" in reasons
+    spelled = tiny_pipe.generate("né", skip_special_tokens=False, **common).sequences[0]
+    assert spelled.token_ids == found.token_ids and BOS not in spelled.text
 
 
 @pytest.mark.parametrize("strategy", ["dsbd", "sample", "beam-search"])

@@ -1,16 +1,30 @@
 """Text of results: stop strings found at the token that completes one, streams, and JSON."""
 
 import functools
+import itertools
 import json
 import math
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import AddedToken
 
-from dsbd_ort.results import StopFilter, StopSearch, json_text, text_before_stop
+from dsbd_ort.decoding import DecodingConfig
+from dsbd_ort.results import (
+    StopFilter,
+    StopSearch,
+    TextStream,
+    json_text,
+    stop_state,
+    text_before_stop,
+    text_until_stop,
+)
 from dsbd_runtime.text.stream_decoder import TextWindow
 from dsbd_runtime.text.tokenizer import Tokenizer
+from tests.continuations import spelled_text, without_special
+from tests.runtime.tiny_tokenizer import tiny_tokenizer
+from tests.runtime.tokenizer_kinds import KINDS, saved
 from tests.runtime.tokenizer_kinds import TEXTS as MANY_SCRIPTS
 
 TEXTS = st.text(alphabet="ab€", max_size=20)
@@ -107,6 +121,60 @@ def test_a_stop_string_is_found_when_decode_says_so(any_tokenizer, stops):
                 assert search.has_ended == any(stop in so_far for stop in stops)
                 if search.has_ended:
                     break
+
+
+S, T = "</s>", "<t>"  # special tokens
+SPECIAL_STOPS = [
+    (S,),
+    (S + "\n",),
+    ("c" + S,),
+    (S + T,),
+    ("b" + S + T + "d", T),
+    (f"a{S}c", "Hell"),
+]
+SPECIAL_TEXTS = [
+    f"Hello{S}\n", f"abc{S}d", f"{S}{T}", f"ab{S}{T}dd", f"a{T}c{S}cab", f"a{S}c",
+    f"{T}{S}{S}c日本{S}",
+]  # fmt: skip
+
+
+KINDS_WITH_SPECIAL = (
+    "byte_level_bpe byte_fallback_bpe llama_2 word_piece metaspace_bpe unigram across_tokens"
+)
+
+
+@pytest.mark.parametrize("kind", KINDS_WITH_SPECIAL.split())
+def test_a_stop_string_names_special_tokens(kind, tmp_path):
+    backend = KINDS[kind]()
+    backend.add_special_tokens([S, T])
+    tokenizer = saved(backend, tmp_path)
+    all_ids = [tokenizer.encode(text, add_special_tokens=False) for text in SPECIAL_TEXTS]
+    num_ended = 0
+    for stops, ids in itertools.product(SPECIAL_STOPS, all_ids):
+        start = TextWindow(tokenizer)
+        search, end = stop_state(start, stops), 0
+        while not search.has_ended and end < len(ids):
+            search, end = search.extended(ids[end]), end + 1
+        spelled = [spelled_text(start, ids[:count]) for count in range(end + 1)]
+        assert not any(stop in text for stop in stops for text in spelled[:-1])
+        assert search.has_ended == any(stop in spelled[-1] for stop in stops)
+        wanted = without_special(tokenizer, text_before_stop(spelled[-1], stops))
+        assert text_until_stop(start, ids[:end], DecodingConfig(stop_strings=stops)) == wanted
+        stream = TextStream(start, stops)
+        pieces = [stream.text_of([token]) for token in ids[:end]]
+        assert "".join(pieces) + stream.rest() == wanted
+        num_ended += search.has_ended
+    assert num_ended > 10
+
+
+def test_a_special_token_takes_the_spaces_that_it_strips(tmp_path):
+    backend = tiny_tokenizer()
+    strips = {"special": True, "normalized": False}
+    backend.add_special_tokens(
+        [AddedToken("<l>", lstrip=True, **strips), AddedToken("<l>r", rstrip=True, **strips)]
+    )
+    found = saved(backend, tmp_path).split_at_special_tokens("a \n<l>r \n<l> <b")
+    assert found == ["a \n", 259, "", 258, " <b"]
 
 
 def test_a_search_in_an_endless_run_of_bytes_is_linear(llama_2):

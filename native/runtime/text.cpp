@@ -56,6 +56,32 @@ private:
     bool has_ended_ = false;
 };
 
+/// A StopState that ends with either of two.
+class TwoSearches final : public StopState {
+public:
+    using Pointer = std::shared_ptr<const StopState>;
+    TwoSearches(Pointer first, Pointer second)
+        : first_(std::move(first)), second_(std::move(second)) {}
+
+    bool has_ended() const override { return first_->has_ended() || second_->has_ended(); }
+    Pointer extended(std::int64_t token) const override {
+        return std::make_shared<TwoSearches>(first_->extended(token), second_->extended(token));
+    }
+
+private:
+    Pointer first_, second_;
+};
+
+/// Return the stop strings that name special tokens, marked.
+std::vector<std::string> special_stops(const TextRun& start, const std::vector<std::string>& stops) {
+    std::vector<std::string> special;
+    for (const std::string& stop : stops) {
+        std::string marked = start.marked(stop);
+        if (marked != stop) special.push_back(std::move(marked));
+    }
+    return special;
+}
+
 /// Tokens decoded by a program, all of them again with every piece.
 class CalledRun final : public TextRun {
 public:
@@ -78,8 +104,36 @@ public:
         const std::string rest = text.substr(std::min(num_given_, text.size()));
         return num_characters ? last_characters(rest, num_characters) : rest;
     }
+    bool is_special(std::int64_t token_id) const override {
+        return callbacks_->decode({&token_id, 1}).empty();
+    }
+    std::string marked(std::string_view text) const override {
+        Ints ids = callbacks_->encode(text);
+        const auto special = [&](std::int64_t id) { return is_special(id); };
+        if (std::ranges::any_of(ids, special)) ids = without_added(std::move(ids));
+        if (std::ranges::none_of(ids, special)) return std::string(text);
+        std::string marked;
+        for (auto at = ids.begin(); at != ids.end();) {
+            const auto next = std::find_if(at, ids.end(), special);
+            if (at != next) marked += callbacks_->decode({at, next});
+            if (next == ids.end()) break;
+            marked += mark_of(*next);
+            at = next + 1;
+        }
+        return marked;
+    }
 
 private:
+    /// Return token ids of a text without those that `encode` adds to every text.
+    Ints without_added(Ints ids) const {
+        const Ints added = callbacks_->encode("");
+        const auto [begin, at_end] = std::ranges::mismatch(ids, added);
+        const auto num_at_end = added.end() - at_end;
+        const bool has_end = num_at_end <= ids.end() - begin &&
+                             std::equal(at_end, added.end(), ids.end() - num_at_end);
+        return {begin, has_end ? ids.end() - num_at_end : ids.end()};
+    }
+
     std::shared_ptr<const TextCallbacks> callbacks_;
     Ints token_ids_;
     std::size_t num_given_;  // bytes of the text
@@ -169,6 +223,11 @@ std::unique_ptr<const Text> text_of(const Bundle& bundle) {
 
 std::string text_until_stop(const TextRun& start, const Ints& token_ids,
                             const DecodingConfig& config) {
+    if (!special_stops(start, config.stop_strings).empty()) {
+        TextStream stream(start, config);
+        const std::string text = stream.push(token_ids);
+        return text + stream.finish();
+    }
     const auto text_of_first = [&](std::size_t count) {
         const std::unique_ptr<TextRun> run = start.copied();
         std::string text = run->push(TokenSpan(token_ids).first(count));
@@ -184,25 +243,45 @@ std::string text_until_stop(const TextRun& start, const Ints& token_ids,
 
 std::shared_ptr<const StopState> stop_state(const TextRun& start, const DecodingConfig& config) {
     if (config.stop_strings.empty()) return nullptr;
-    return std::make_shared<StopSearch>(
-        start, std::make_shared<const std::vector<std::string>>(config.stop_strings));
+    const auto search_for = [](const TextRun& run, std::vector<std::string> stops) {
+        return std::make_shared<StopSearch>(
+            run, std::make_shared<const std::vector<std::string>>(std::move(stops)));
+    };
+    const auto search = search_for(start, config.stop_strings);
+    auto special = special_stops(start, config.stop_strings);
+    if (special.empty()) return search;
+    return std::make_shared<TwoSearches>(search, search_for(MarkedRun(start), std::move(special)));
+}
+
+TextStream::TextStream(const TextRun& start, const DecodingConfig& config)
+    : num_exempt_(config.min_new_tokens) {
+    auto special = special_stops(start, config.stop_strings);
+    run_ = special.empty() ? start.copied() : std::make_unique<MarkedRun>(start);
+    if (!special.empty()) filters_.emplace_back(std::move(special));
+    filters_.emplace_back(config.stop_strings);
 }
 
 std::string TextStream::push(TokenSpan token_ids) {
     const std::size_t count = std::min(num_exempt_, token_ids.size());
     num_exempt_ -= count;
-    std::string text = count ? run_->push(token_ids.first(count)) : "";
-    return text + before_stop(run_->push(token_ids.subspan(count)));
+    Ints exempt(token_ids.begin(), token_ids.begin() + static_cast<std::ptrdiff_t>(count));
+    if (filters_.size() > 1) std::erase_if(exempt, [&](auto id) { return run_->is_special(id); });
+    const std::string first = exempt.empty() ? "" : run_->push(exempt);
+    std::string text = run_->push(token_ids.subspan(count));
+    for (StopFilter& filter : filters_) text = without_marks(filter.push(text));
+    return first + text;
 }
 
 std::string TextStream::finish() {
-    std::string text = before_stop(run_->rest());
-    if (!is_over_) text += held_;
-    held_.clear();
+    std::string text = run_->rest();
+    for (StopFilter& filter : filters_) {
+        text = filter.push(text);
+        text = without_marks(text + filter.finish());
+    }
     return text;
 }
 
-std::string TextStream::before_stop(const std::string& piece) {
+std::string StopFilter::push(const std::string& piece) {
     if (is_over_) return "";
     const std::string text = held_ + piece;
     const std::size_t stop = first_stop(text, stops_);
@@ -212,8 +291,10 @@ std::string TextStream::before_stop(const std::string& piece) {
     return text.substr(0, std::min(stop, text.size() - num_held));
 }
 
+std::string StopFilter::finish() { return is_over_ ? "" : std::exchange(held_, ""); }
+
 /// Bytes at the end of a text that may begin a stop string.
-std::size_t TextStream::num_begun(std::string_view text) const {
+std::size_t StopFilter::num_begun(std::string_view text) const {
     std::size_t most = 0;
     for (const std::string& stop : stops_) {
         for (std::size_t n = std::min(stop.size() - 1, text.size()); n > most; --n) {

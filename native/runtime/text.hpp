@@ -6,12 +6,13 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "config.hpp"
 #include "logits_processing/path_states.hpp"
 #include "runtime/manifest.hpp"
-#include "text/stream_decoder.hpp"
+#include "text/special_marks.hpp"
 
 namespace dsbd {
 
@@ -47,25 +48,37 @@ std::string text_until_stop(const TextRun& start, const Ints& token_ids,
 /// The state of the empty continuation for the stop strings of a request; null without any.
 std::shared_ptr<const StopState> stop_state(const TextRun& start, const DecodingConfig& config);
 
+/// Streams text up to the first stop string; text that may begin one is held back.
+class StopFilter {
+public:
+    explicit StopFilter(std::vector<std::string> stops) : stops_(std::move(stops)) {}
+
+    /// Take the next piece; return the text that can no longer be part of a stop string.
+    std::string push(const std::string& piece);
+    /// Return the rest, which began like a stop string that was never completed.
+    std::string finish();
+
+private:
+    std::size_t num_begun(std::string_view text) const;
+
+    std::vector<std::string> stops_;
+    std::string held_;  // may begin a stop string
+    bool is_over_ = false;
+};
+
 /// Streams the text of a sequence up to a stop string.
 class TextStream {
 public:
-    TextStream(const TextRun& start, const DecodingConfig& config)
-        : run_(start.copied()), stops_(config.stop_strings), num_exempt_(config.min_new_tokens) {}
+    TextStream(const TextRun& start, const DecodingConfig& config);
 
     /// Take the next tokens; return the text that is final.
     std::string push(TokenSpan token_ids);
     std::string finish();
 
 private:
-    std::string before_stop(const std::string& piece);
-    std::size_t num_begun(std::string_view text) const;
-
     std::unique_ptr<TextRun> run_;
-    std::vector<std::string> stops_;
-    std::size_t num_exempt_;  // tokens whose text no stop string ends
-    std::string held_;        // may begin a stop string
-    bool is_over_ = false;
+    std::vector<StopFilter> filters_;  // two if there are special stop strings: theirs is first
+    std::size_t num_exempt_;           // tokens whose text no stop string ends
 };
 
 }  // namespace dsbd

@@ -92,7 +92,12 @@ AddedTokens::AddedTokens(const JsonObject& tokenizer, const Vocabulary& vocabula
             if (normalizer == nullptr) json.refuse("normalized", "a normalizer that is known here");
             token.spelling = normalizer->normalized(token.content);
         }
-        if (token.is_special) special_.insert(token.content);
+        if (token.is_special) {
+            special_.insert(token.content);
+            special_tokens_.push_back(token);
+            special_tokens_.back().spelling = token.content;
+            special_by_byte_[token.content[0]].push_back(&special_tokens_.back());
+        }
         const AddedToken& added = by_id_.emplace(id, std::move(token)).first->second;
         ByFirstByte& tokens = added.is_normalized ? normalized_ : plain_;
         const AddedToken* other =
@@ -149,6 +154,10 @@ std::vector<Piece> AddedTokens::split(std::string_view text, const Normalizer& n
         for (Piece& part : split(piece.word, normalized_)) pieces.push_back(std::move(part));
     }
     return pieces;
+}
+
+std::vector<Piece> AddedTokens::split_special(std::string_view text) const {
+    return split(Word{std::string(text), true}, special_by_byte_);
 }
 
 }  // namespace dsbd

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <list>
 #include <map>
 #include <optional>
 #include <set>
@@ -46,6 +47,8 @@ public:
 
     /// Return the added tokens of a text and the words between them, which are normalized.
     std::vector<Piece> split(std::string_view text, const Normalizer& normalizer) const;
+    /// Return the special tokens of a text and the texts between them, both as they are spelled.
+    std::vector<Piece> split_special(std::string_view text) const;
 
 private:
     /// Tokens by the first byte of their spelling.
@@ -55,7 +58,8 @@ private:
 
     std::map<std::int64_t, AddedToken> by_id_;
     std::set<std::string> special_;  // contents
-    ByFirstByte plain_, normalized_;
+    std::list<AddedToken> special_tokens_;  // spelled as their contents
+    ByFirstByte plain_, normalized_, special_by_byte_;
 };
 
 }  // namespace dsbd

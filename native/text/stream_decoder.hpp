@@ -26,6 +26,10 @@ public:
     /// Return the text that is not certain yet, an unfinished character as U+FFFD; or with
     /// `num_characters` its end, at least so many if it is that long and its end is certain.
     virtual std::string rest(std::size_t num_characters = 0) const = 0;
+    /// Whether texts leave out this token, which is special.
+    virtual bool is_special(std::int64_t token_id) const = 0;
+    /// Return a text with a mark (special_marks.hpp) in place of each special token.
+    virtual std::string marked(std::string_view text) const = 0;
 };
 
 /// The end of a token sequence: all of it that further text depends on. Paths with a common
@@ -42,6 +46,10 @@ public:
     /// With `num_characters` the work does not grow with the run; an incomplete character, and a
     /// whole run that ends in one, are left out.
     std::string rest(std::size_t num_characters = 0) const override;
+    bool is_special(std::int64_t token_id) const override {
+        return tokenizer_->is_special(token_id);
+    }
+    std::string marked(std::string_view text) const override { return tokenizer_->marked(text); }
 
 private:
     void add(std::int64_t token_id);

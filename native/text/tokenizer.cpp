@@ -6,6 +6,7 @@
 
 #include "../core/error.hpp"
 #include "added_tokens.hpp"
+#include "special_marks.hpp"
 #include "unicode.hpp"
 
 namespace dsbd {
@@ -218,6 +219,19 @@ bool Tokenizer::adds_text(std::int64_t token_id) const {
                       decode(around) != decode(letters);
     if (index < adds_text_.size()) adds_text_[index] = adds ? 2 : 1;
     return adds;
+}
+
+bool Tokenizer::is_special(std::int64_t token_id) const {
+    const AddedToken* token = out_->added.find(token_id);
+    return token != nullptr && token->is_special;
+}
+
+std::string Tokenizer::marked(std::string_view text) const {
+    std::string marked;
+    for (const Piece& piece : out_->added.split_special(text)) {
+        marked += piece.token == nullptr ? piece.word.text : mark_of(piece.token->id);
+    }
+    return marked;
 }
 
 std::int64_t Tokenizer::first_letter() const {

@@ -58,6 +58,11 @@ public:
     std::optional<char> byte_of(std::int64_t token_id) const;
     /// Whether a token ever changes a text; special and unknown tokens do not.
     bool adds_text(std::int64_t token_id) const;
+    /// Whether texts leave out this token.
+    bool is_special(std::int64_t token_id) const;
+    /// Return a text with a mark in place of each special token, the longest at its place. A token
+    /// takes the spaces around it that it strips.
+    std::string marked(std::string_view text) const;
     /// The first token that is text by itself, not part of a character.
     std::int64_t letter() const { return letter_; }
 

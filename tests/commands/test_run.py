@@ -77,6 +77,10 @@ def test_a_stop_string_ends_the_text_streamed_or_not(demo_bundle):
     assert dsbd_run(demo_bundle, *arguments, "--stream").stdout == f"def f(x):{cut}\n"
     (sequence,) = json.loads(dsbd_run(demo_bundle, *arguments, "--json").stdout)["sequences"]
     assert sequence["finish_reason"] == "stop" and sequence["text"] == cut
+    special = ["--stop", "<|begin|>", "--logit-bias", '{"0": 100}', *SHORT]
+    done = dsbd_run(demo_bundle, "--prompt", "def f(x):", "--json", *special)
+    (sequence,) = json.loads(done.stdout)["sequences"]
+    assert (sequence["token_ids"][-1], sequence["finish_reason"]) == (0, "stop")
 
 
 @pytest.mark.parametrize("text", [b"\xff\xfe", b"ok \xc3"])

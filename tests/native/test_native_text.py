@@ -22,11 +22,24 @@ from tests.native.text_command import with_checks
 from tests.runtime.bundle_edits import edited, put, with_files
 
 HELD = {"encodes": True, "decodes": True, "renders": True, "reason": None}
+LIKELY = {"256": 30.0, "257": 30.0, "78": 30.0, "68": 30.0}  # <bos>, <eos>, "o", "e"
 OPTIONS = [
     {"stop_strings": ["e", "\n"], **FIXED},
     {"stop_strings": ["ab", "a\N{SNOWMAN}"], "min_new_tokens": 3, "strategy": "sample"},
     {"num_beams": 3, "stop_strings": ["t", "q", "z"], "num_return_sequences": 2, **FIXED},
     {"strategy": "beam-search", "num_beams": 2},
+    *(
+        {"stop_strings": stops, "logit_bias": LIKELY, **more, **FIXED}
+        for stops in (
+            ["<bos>"],
+            ["<bos><eos>", "<eos><eos>"],
+            ["<bos>e", "o<bos>", "\n<eos>", "oo"],
+        )
+        for more in (
+            {"eos_token_id": []},
+            {"eos_token_id": [], "num_beams": 3, "min_new_tokens": 2},
+        )
+    ),
     {"predicted_text": "def read(", "strategy": "speculative", "drafter": "ngram", **FIXED},
 ]
 
@@ -117,6 +130,18 @@ def test_a_program_gives_its_own_text(with_native, tiny_bundle, tiny_pipe):
         shown = "".join(chr(33 + token) if token < 94 else "~" for token in best["token_ids"])
         assert best["text"] == shown.split("q")[0].split("7")[0]
         assert bytes.fromhex(streamed).decode() == best["text"]
+    special = {"max_new_tokens": 16, "seed": 1, "logit_bias": {"200": 5.0}}
+    done = output_of(
+        program, tiny_bundle.path, "read(", json.dumps({**special, "stop_strings": "^"})
+    )
+    streamed, result = done.stdout.splitlines()
+    expected = tiny_pipe.generate(
+        [ord(letter) - 33 for letter in "read("], eos_token_id=[200], **special
+    ).sequences[0]
+    best = json.loads(result)["sequences"][0]
+    assert (best["token_ids"], best["finish_reason"]) == (expected.token_ids, "stop")
+    assert bytes.fromhex(streamed).decode() == best["text"]
+    assert len(best["text"]) == len(best["token_ids"]) - 1
     done = output_of(program, tiny_bundle.path, "refuse", "{}")
     assert done.stdout == "\nencode has refused the request\n"
 

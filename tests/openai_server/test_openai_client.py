@@ -7,6 +7,7 @@ import pytest
 
 from dsbd_ort.decoding.noise import sample_seed
 from tests.openai_server.running_server import MODEL
+from tests.runtime.tiny_tokenizer import BOS
 
 PROMPT, TOKENS = "def f(", 12
 
@@ -148,6 +149,26 @@ def test_a_stop_text_ends_and_is_cut(client, pipeline):
         parts = completed(client, stream, stop=[stop], extra_body=options)
         assert texts_of(parts) == [plain[: plain.index(stop)]]
         assert parts[-1].choices[0].finish_reason == "stop"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_stop_text_that_is_a_special_token_ends_as_its_id_does(client, pipeline, stream):
+    stop, letter = pipeline.tokenizer.encode(f"{BOS}o", add_special_tokens=False)
+    likely = {"logit_bias": {str(stop): 30, str(letter): 30}, "ignore_eos": True, "num_beams": 2}
+    messages = [{"role": "user", "content": "né"}]
+
+    def ended_by(**ends):
+        common = {"model": MODEL, "max_tokens": TOKENS, "seed": 3, "stream": stream}
+        common["extra_body"] = {**likely, **ends}
+        chat = client.chat.completions.create(messages=messages, **common)
+        chat = [c for part in (chat if stream else [chat]) for c in part.choices]
+        parts = [c.delta if stream else c.message for c in chat]
+        text = client.completions.create(prompt=PROMPT, **common)
+        text = [c for part in (text if stream else [text]) for c in part.choices]
+        assert [c.finish_reason for c in (chat[-1], text[-1])] == ["stop", "stop"]
+        return "".join(part.content or "" for part in parts), "".join(c.text for c in text)
+
+    assert ended_by(stop=[BOS]) == ended_by(stop_token_ids=[stop]) != ("", "")
 
 
 def test_without_a_seed_the_answer_names_one(client):

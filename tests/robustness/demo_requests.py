@@ -14,6 +14,9 @@ from hypothesis import strategies as st
 from dsbd_errors import DsbdError
 from dsbd_ort import Canonical, DecodingConfig, GenerationResult, Pipeline, Regex, Service
 from dsbd_ort.decoding import STRATEGIES, WithResult
+from dsbd_ort.results import text_before_stop
+from dsbd_runtime.text.stream_decoder import TextWindow
+from tests.continuations import spelled_text, without_special
 from tests.robustness.preempting import PreemptedPipeline
 from tests.robustness.whole_request_checks import config_without_draft
 from tests.robustness.whole_requests import VALUES, constraint_of, has_meaning, scorers_of
@@ -26,6 +29,7 @@ class Texts:
     Attributes:
         prompts: texts or tokens; of an encoder-decoder its sources.
         languages: names that such a model translates between.
+        special: a special token and its id.
         most_new_tokens: of a request.
     """
 
@@ -33,6 +37,7 @@ class Texts:
     stops: tuple[str, ...]
     vocab_size: int
     languages: tuple[str, ...] = ()
+    special: tuple[str, int] = ("<|begin|>", 0)
     most_new_tokens: int = 12
 
 
@@ -126,6 +131,10 @@ def demo_requests(draw: st.DrawFn, most_top_k: int = 0, texts: Texts = DEMO_TEXT
     if draw(st.booleans()):
         stops = st.lists(st.sampled_from(texts.stops), min_size=1, max_size=2)
         options["stop_strings"] = draw(stops)
+        if draw(st.booleans()):
+            name, token_id = texts.special
+            options["stop_strings"].append(draw(special_stops(name, texts.stops)))
+            options["logit_bias"] = {token_id: draw(st.sampled_from([3.0, 9.0]))}
     if texts.languages:
         options |= draw(languages_of_requests(texts.languages))
         if "tgt_lang" in options and not rarely:  # both say how a target begins
@@ -136,6 +145,12 @@ def demo_requests(draw: st.DrawFn, most_top_k: int = 0, texts: Texts = DEMO_TEXT
     fits_service = options.get("num_beams", 1) < 1024  # whose cache has 16,384 rows
     is_shared = draw(st.booleans()) and fits_service
     return DemoRequest(draw(st.sampled_from(texts.prompts)), options, is_shared, companion)
+
+
+def special_stops(name: str, stops: tuple[str, ...]) -> st.SearchStrategy[str]:
+    """Draw stop strings that name a special token, alone, twice, or next to text."""
+    around = [name, name * 2, *(text + name for text in stops), *(name + text for text in stops)]
+    return st.sampled_from([name] * 4 + around)
 
 
 def languages_of_requests(languages: tuple[str, ...]) -> st.SearchStrategy[dict[str, str]]:
@@ -150,12 +165,16 @@ def check_demo_request(pipes: Pipes, request: DemoRequest) -> bool:
     What it is compared with is preempted again and again.
     """
     try:
-        config = pipes.calm.prepare(request.prompt, request.options).config
+        prepared = pipes.calm.prepare(request.prompt, request.options)
         result = pipes.calm.generate(**request.given(pipes), **request.options)
     except DsbdError as error:
         assert 10 < len(str(error)) < 600, error
         return False
+    config = prepared.config
     check_sequences(result, config)
+    if config.stop_strings and not config.min_new_tokens:
+        start = pipes.calm.requests.text_start(prepared.prompt_ids, config)
+        check_stopped_texts(result, config, start)
     stream = WithResult(pipes.forced.stream(request.prompt, **request.options))
     pieces = [piece.text for piece in stream]
     # The threshold policy may look at near-ties of float32; all else must not differ.
@@ -176,6 +195,19 @@ def check_demo_request(pipes: Pipes, request: DemoRequest) -> bool:
         assert [s.text for s in other.sequences] == [s.text for s in result.sequences]
         check_log_probs(other, result, is_bit_exact=pipes.is_bit_exact)
     return True
+
+
+def check_stopped_texts(
+    result: GenerationResult, config: DecodingConfig, start: TextWindow
+) -> None:
+    """Hold texts against stop strings in the text and in the text with special tokens spelled."""
+    for sequence in result.sequences:
+        text = start.text_of(sequence.token_ids)
+        spelled = spelled_text(start, sequence.token_ids)
+        has_ended = any(stop in text or stop in spelled for stop in config.stop_strings)
+        assert not has_ended or sequence.finish_reason != "length"
+        cut = without_special(start.tokenizer, text_before_stop(spelled, config.stop_strings))
+        assert sequence.text == min(text_before_stop(text, config.stop_strings), cut, key=len)
 
 
 def of_a_service(pipes: Pipes, request: DemoRequest) -> GenerationResult:

@@ -24,6 +24,7 @@ from tests.robustness.demo_requests import Texts
 from tests.runtime.bundle_edits import without_draft
 from tests.runtime.feature_pair import DRAFT, TARGET
 from tests.runtime.tiny_graph import TinyModel, write_tiny_bundle
+from tests.runtime.tiny_tokenizer import BOS
 from tests.runtime.tiny_tokenizer import VOCAB_SIZE as NUM_BYTES
 
 STOPS = ("re", "(", "self", "\n")
@@ -49,6 +50,7 @@ BYTE_TEXTS = Texts(
     prompts=("def read(path)", "é", "ab ab ab ab", "x" * 100, [7]),
     stops=("e", "ab", "\n"),
     vocab_size=NUM_BYTES,
+    special=(BOS, NUM_BYTES - 2),
 )
 Make = Callable[[SharedCaptures, Path], Path]
 

@@ -72,7 +72,7 @@ class Tokenizer:
         self._id_by_code: dict[str, int] | None = None
         if file == SOURCE_TOKENIZER_FILE:
             self._backend, self._id_by_code = _without_codes(self._backend)
-        self._skips_special_tokens = True
+        self.skips_special_tokens = True
         self._backend.no_truncation()
         self._backend.no_padding()
         self._adds_text_by_token: dict[int, bool] = {}
@@ -127,7 +127,7 @@ class Tokenizer:
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Return the text without special tokens; bytes that are not UTF-8 become U+FFFD."""
-        ids, skips = [int(i) for i in token_ids], self._skips_special_tokens
+        ids, skips = [int(i) for i in token_ids], self.skips_special_tokens
         if not ids:  # some decoders panic
             return ""
         try:
@@ -188,14 +188,43 @@ class Tokenizer:
     @functools.cached_property
     def special_token_ids(self) -> frozenset[int]:
         """The tokens that are no text, such as the end of a sequence."""
+        return frozenset(token_id for token_id, _ in self._special_by_text.values())
+
+    @functools.cached_property
+    def _special_by_text(self) -> dict[str, tuple[int, tokenizers.AddedToken]]:
         added = self._backend.get_added_tokens_decoder()
-        return frozenset(token_id for token_id, token in added.items() if token.special)
+        return {token.content: (i, token) for i, token in added.items() if token.special}
+
+    @functools.cached_property
+    def _lengths_of_special(self) -> list[int]:
+        """The lengths of the texts of special tokens, longest first."""
+        return sorted({len(text) for text in self._special_by_text}, reverse=True)
+
+    def split_at_special_tokens(self, text: str) -> list[str | int]:
+        """Return the special tokens of a text as their ids, and the texts around them.
+
+        The longest of several that begin at one character is meant. It takes the spaces around it
+        that its entry in tokenizer.json strips.
+        """
+        found: list[str | int] = []
+        at = 0
+        while at < len(text):
+            parts = (text[at : at + length] for length in self._lengths_of_special)
+            piece = next((part for part in parts if part in self._special_by_text), None)
+            if piece is None:
+                at += 1
+                continue
+            token_id, token = self._special_by_text[piece]
+            before, text, at = text[:at], text[at + len(piece) :], 0
+            text = text.lstrip() if token.rstrip else text
+            found += before.rstrip() if token.lstrip else before, token_id
+        return [*found, text]
 
     @functools.cached_property
     def with_special_tokens(self) -> Tokenizer:
         """The same tokenizer, whose texts have the special tokens as the vocabulary spells them."""
         other = copy.copy(self)
-        other._skips_special_tokens, other._adds_text_by_token = False, {}
+        other.skips_special_tokens, other._adds_text_by_token = False, {}
         return other
 
     def with_renamed(self, piece: str, name: str) -> Tokenizer:

@@ -5,25 +5,28 @@
 
 #include "dsbd_native.h"
 
+enum { SPECIAL = 200 }; /* the token of '^', which no text has */
+
 static int64_t encode(const char *text, size_t num_bytes, int64_t *ids, size_t room, void *context)
 {
     size_t i;
     ++*(int *)context;
     if (num_bytes == 6 && memcmp(text, "refuse", 6) == 0)
         return -1;
-    for (i = 0; i < num_bytes && i < room; i++)
-        ids[i] = text[i] - 33; /* of printable characters */
+    for (i = 0; i < num_bytes && i < room; i++) /* of printable characters */
+        ids[i] = text[i] == '^' ? SPECIAL : text[i] - 33;
     return (int64_t)num_bytes;
 }
 
 /* The printable characters of ASCII, in place of all others a tilde. */
 static int64_t decode(const int64_t *ids, size_t num_ids, char *text, size_t room, void *context)
 {
-    size_t i;
+    size_t i, size = 0;
     ++*(int *)context;
-    for (i = 0; i < num_ids && i < room; i++)
-        text[i] = ids[i] < 94 ? (char)(ids[i] + 33) : '~';
-    return (int64_t)num_ids;
+    for (i = 0; i < num_ids && size < room; i++)
+        if (ids[i] != SPECIAL)
+            text[size++] = ids[i] < 94 ? (char)(ids[i] + 33) : '~';
+    return (int64_t)size;
 }
 
 static int print_step(const dsbd_step *step, void *context)
