@@ -18,6 +18,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "core/noise.hpp"
 #include "dsbd_native.h"
 
 namespace {
@@ -194,14 +195,10 @@ std::string answered(dsbd_pipeline* pipeline, const Request& given, dsbd_on_step
     dsbd_request request{};
     request.options = given.options.c_str();
     request.on_step = on_step;
-    if (given.prompt) {
-        request.prompt = given.prompt->c_str();
-    } else if (given.messages) {
-        request.messages = given.messages->c_str();
-    } else {
-        request.prompt_ids = given.ids.data();
-        request.num_prompt_ids = given.ids.size();
-    }
+    if (given.prompt) request.prompt = given.prompt->c_str();
+    if (given.messages) request.messages = given.messages->c_str();
+    if (!given.ids.empty()) request.prompt_ids = given.ids.data();
+    request.num_prompt_ids = given.ids.size();
     char* result = nullptr;
     check(dsbd_generate(pipeline, &request, &result));
     std::string text(result);
@@ -230,21 +227,30 @@ void answer_one(dsbd_pipeline* pipeline, const CommandLine& command) {
     if (command.has_stats) std::cerr << object["stats"].dump() << std::endl;
 }
 
+/// A line of --input, counted from 1.
+struct Line {
+    std::size_t number;
+    std::string text;
+};
+
 /// The request of a line of --input, whose options override those of the command line.
-Request request_of(const std::string& line, const Json& options) {
-    Json given = Json::parse(line);
+Request request_of(const Line& line, const Json& options) {
+    Json given = Json::parse(line.text);
     Request request;
     if (given.contains("prompt")) request.prompt = given["prompt"].get<std::string>();
     if (given.contains("messages")) request.messages = given["messages"].dump();
     if (given.contains("ids")) request.ids = given["ids"].get<std::vector<std::int64_t>>();
     for (const char* name : {"prompt", "messages", "ids", "id"}) given.erase(name);
     Json all = options;
+    if (all.contains("seed") && all["seed"].is_number_unsigned()) {  // as dsbd-run makes seeds
+        all["seed"] = dsbd::sample_seed(all["seed"].get<std::uint64_t>(), line.number);
+    }
     all.update(given);
     request.options = all.dump();
     return request;
 }
 
-std::string answer_to_line(dsbd_pipeline* pipeline, const std::string& line, const Json& options) {
+std::string answer_to_line(dsbd_pipeline* pipeline, const Line& line, const Json& options) {
     try {
         return answered(pipeline, request_of(line, options), nullptr);
     } catch (const UsageError& error) {
@@ -270,9 +276,11 @@ void answer_file(dsbd_pipeline* pipeline, const CommandLine& command) {
         file.open(command.input);
         if (!file) throw UsageError("cannot read " + command.input);
     }
-    std::vector<std::string> lines;
+    std::vector<Line> lines;
+    std::size_t number = 0;
     for (std::string line; std::getline(command.input == "-" ? std::cin : file, line);) {
-        if (line.find_first_not_of(" \t\r") != std::string::npos) lines.push_back(line);
+        ++number;
+        if (line.find_first_not_of(" \t\r") != std::string::npos) lines.push_back({number, line});
     }
     if (!lines.empty()) check_utf_8(lines.front(), command.input);
     std::vector<std::string> answers(lines.size());

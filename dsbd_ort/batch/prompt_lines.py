@@ -14,6 +14,7 @@ from typing import Any
 from dsbd_errors import DsbdError
 from dsbd_errors.text_files import check_utf_8
 from dsbd_ort.answers import TextGenerator, answer
+from dsbd_ort.decoding.noise import sample_seed
 from dsbd_ort.decoding.option_table import IN_PYTHON_ALONE, OPTION_TABLE
 from dsbd_ort.decoding.option_values import did_you_mean
 from dsbd_ort.pipeline import PipelineSettings
@@ -29,7 +30,8 @@ _MOST_CHARACTERS = 1000  # of an error message, which may quote the line
 MOST_LEVELS = 64
 """Depth of nested lists and objects that parsers, worker processes and templates accept."""
 _OPTIONS = frozenset((*OPTION_TABLE, *LANGUAGE_OPTIONS)) - {*IN_PYTHON_ALONE}
-_OTHERS = frozenset(("id", "prompt", "messages"))
+_PROMPTS = ("prompt", "ids", "messages")
+_OTHERS = frozenset(("id", *_PROMPTS))
 
 
 class BatchError(DsbdError):
@@ -88,16 +90,16 @@ class RawLine:
         return hashlib.sha256(parts).hexdigest()[:24]
 
     def seed(self, seed: int) -> int:
-        """Return the line's seed: that of the batch, hashed with the line's number."""
-        digest = hashlib.sha256(f"{seed} {self.number}".encode()).digest()
-        return int.from_bytes(digest[:6])  # 48 bits: exact in every reader of JSON
+        """Return the line's seed, made of the batch's and the line's number."""
+        return sample_seed(seed, self.number)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PromptLine:
     """A parsed line."""
 
-    prompt: str | None = None  # text to continue; None if there are messages
+    prompt: str | None = None  # text to continue; None if there are ids or messages
+    ids: list[int] | None = None  # token ids to continue
     messages: list[Any] | None = None  # a conversation for the chat template
     options: dict[str, Any] = field(default_factory=dict)  # that this line sets
 
@@ -160,26 +162,28 @@ def prompt_line(fields: dict[str, Any]) -> PromptLine:
     """Return the request of a line."""
     for name, value in fields.items():
         check_field(in_short(name) if name not in _OPTIONS | _OTHERS else name, value)
-    given = [name for name in ("prompt", "messages") if name in fields]
+    given = [name for name in _PROMPTS if name in fields]
     if len(given) != 1:
         raise InputError(
-            f"the line has {' and '.join(given) or 'neither prompt nor messages'}; expected one "
-            'of them, as in {"prompt": "Hello"}'
+            f"the line has {' and '.join(given) or 'neither prompt, ids nor messages'}; expected "
+            'one of them, as in {"prompt": "Hello"}'
         )
     options = {key: value for key, value in fields.items() if key not in (given[0], "id")}
     if unknown := sorted(set(options) - _OPTIONS):
         close = did_you_mean(unknown[0], _OPTIONS | _OTHERS)
         expected = close or (
-            "; expected id, prompt or messages, or a field of DecodingConfig (docs/run.md lists "
-            "them)"
+            "; expected id, prompt, ids or messages, or a field of DecodingConfig (docs/run.md "
+            "lists them)"
         )
         raise InputError(f"the line has {in_short(unknown[0])}{expected}")
-    prompt, messages = fields.get("prompt"), fields.get("messages")
+    prompt, ids, messages = (fields.get(name) for name in _PROMPTS)
     if given == ["prompt"] and not isinstance(prompt, str):
         raise InputError(f"prompt is {in_short(prompt)}; expected a text")
     if given == ["messages"] and not isinstance(messages, list):
         raise InputError(f"messages is {in_short(messages)}; expected a list of messages")
-    return PromptLine(prompt=prompt, messages=messages, options=options)
+    if given == ["ids"] and not (isinstance(ids, list) and all(type(each) is int for each in ids)):
+        raise InputError(f"ids is {in_short(ids)}; expected a list of token ids")
+    return PromptLine(prompt=prompt, ids=ids, messages=messages, options=options)
 
 
 @dataclass(frozen=True)
@@ -230,10 +234,10 @@ def _answered(
     options = {**settings.options, **request.options}
     if "seed" not in request.options:
         options["seed"] = line.seed(settings.options.get("seed", settings.seed))
-    prompt: str | list[int] = request.prompt or ""
+    prompt: str | list[int] = request.prompt or "" if request.ids is None else request.ids
     messages = request.messages
-    if messages is None and settings.is_chat:
-        messages = user_messages(request.prompt or "", settings.system)
+    if request.prompt is not None and settings.is_chat:
+        messages = user_messages(request.prompt, settings.system)
     if messages is not None:
         template_kwargs = settings.chat_template_kwargs
         prompt = generator.chat_prompt(messages, chat_template_kwargs=template_kwargs)

@@ -114,6 +114,20 @@ class JsonObjectType(click.ParamType[dict[str, Any]]):
         return parsed
 
 
+class TokenIdsType(click.ParamType[list[int]]):
+    """Token ids, separated by commas."""
+
+    name = "INT[,INT...]"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> list[int]:
+        ids = _wholes(value) if isinstance(value, str) else value
+        if isinstance(ids, str):
+            self.fail(f"{in_short(value)} has no token ids; expected 1,2,3", param, ctx)
+        return [ids] if isinstance(ids, int) else list(ids)
+
+
 def _whole(text: str) -> int | str:
     try:
         return int(text)

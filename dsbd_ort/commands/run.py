@@ -73,12 +73,15 @@ def _input_file(given: Path) -> Iterator[Path]:
         yield Path(file.name)
 
 
-def _answer_one(arguments: RunArguments, prompt: str) -> int:
+def _answer_one(arguments: RunArguments, prompt: str | list[int]) -> int:
     arguments = replace(arguments, stream=arguments.streams_text)
     with arguments.opening.open() as pipeline:
         responder = responder_of(pipeline, arguments)
         with watched_signals() as interruption:
-            responder.respond(prompt, interruption.is_requested)
+            if isinstance(prompt, str):
+                responder.respond(prompt, interruption.is_requested)
+            else:
+                responder.continue_ids(prompt, interruption.is_requested)
         return interruption.exit_code
 
 
@@ -138,8 +141,17 @@ class Responder:
         reads_source = self._pipeline.prompts.encoder is not None
         return self._answer(text, is_interrupted, heading="" if reads_source else text)
 
+    def continue_ids(self, ids: list[int], is_interrupted: Callable[[], bool]) -> Answer:
+        """Continue token ids and print the new ones."""
+        return self._answer(ids, is_interrupted, heading="", shown=_as_ids)
+
     def _answer(
-        self, prompt: str | list[int], is_interrupted: Callable[[], bool], *, heading: str
+        self,
+        prompt: str | list[int],
+        is_interrupted: Callable[[], bool],
+        *,
+        heading: str,
+        shown: Callable[[Answer, str], str] | None = None,
     ) -> Answer:
         """Answer a prompt and print the answer after ``heading``, the text that it continues."""
         arguments, pipeline = self._arguments, self._pipeline
@@ -156,7 +168,7 @@ class Responder:
         if arguments.stream:
             click.echo(unshown)
         elif not arguments.as_json:
-            click.echo(_as_text(done, heading))
+            click.echo((shown or _as_text)(done, heading))
         self._print_rest(done)
         if arguments.trace and trace:
             write_trace(arguments.trace, trace, pipeline.tokenizer)
@@ -272,6 +284,13 @@ def _as_text(answer: Answer, heading: str) -> str:
             for sequence in sequences
         )
     return "\n\n".join(heading + sequence.text for sequence in sequences)
+
+
+def _as_ids(answer: Answer, heading: str) -> str:
+    """Return the token ids of an answer, a sequence a line; of an interrupted one its text."""
+    sequences = answer.result.sequences if answer.result is not None else []
+    lines = [",".join(map(str, sequence.token_ids)) for sequence in sequences]
+    return "\n".join(lines) or answer.text
 
 
 def _object_of(answer: Answer) -> dict[str, Any]:

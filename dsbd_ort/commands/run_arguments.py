@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from dsbd_errors.text_files import text_of
-from dsbd_ort.commands.option_types import COUNT, PATH, JsonObjectType
+from dsbd_ort.commands.option_types import COUNT, PATH, JsonObjectType, TokenIdsType
 from dsbd_ort.commands.options import (
     argument,
     decoding_options,
@@ -33,10 +33,13 @@ _PROMPT, _OUTPUT = "Prompt", "Output"  # sections of the help
 _BATCH = "Many prompts, one JSON object a line"
 _EXCLUDE = [  # (option, option, fix)
     ("--prompt", "--prompt-file", "give one of them, not both"),
+    *(("--ids", other, "give one prompt") for other in ("--prompt", "--prompt-file", "--image")),
+    ("--ids", "--chat", "token ids are the whole prompt, no message; leave --chat out"),
+    ("--ids", "--stream", "its answer is printed as token ids; leave --stream out"),
     ("--stream", "--json", "one streams text, the other prints one object; use one"),
     *(
         ("--input", other, "the prompts are the lines of --input; leave the other out")
-        for other in ("--prompt", "--prompt-file", "--image")
+        for other in ("--prompt", "--prompt-file", "--ids", "--image")
     ),
     *(
         ("--input", other, "--output gets one JSON object per line with statistics; leave it out")
@@ -71,6 +74,12 @@ class RunArguments:
         help="Text to continue; with --chat the user's message.", section=_PROMPT
     )
     prompt_file: Path | None = option(type=PATH, help="File with the text.", section=_PROMPT)
+    ids: list[int] | None = option(
+        type=TokenIdsType(),
+        help="Token ids to continue, without special tokens around them; prints the new ids.",
+        section=_PROMPT,
+        is_rare=True,
+    )
     image: tuple[Path, ...] = option(
         type=PATH,
         multiple=True,
@@ -213,10 +222,13 @@ class RunArguments:
         if self.audio:
             is_text = self.speech.output_format == "txt" and not self.speech.timestamps
             return is_text and self.speech.output_dir is None and len(self.audio_files) == 1
-        return not self.as_json and self.options.get("num_return_sequences", 1) == 1
+        is_text = not self.as_json and self.ids is None
+        return is_text and self.options.get("num_return_sequences", 1) == 1
 
-    def read_prompt(self) -> str | None:
+    def read_prompt(self) -> str | list[int] | None:
         """Return the prompt, None to read it at the terminal; raise click.UsageError for none."""
+        if self.ids is not None:
+            return self.ids
         text, file = self.prompt, self.prompt_file
         if text is None and file is None:
             if sys.stdin is None:  # closed by the parent process

@@ -21,6 +21,7 @@ _ON_STDOUT = ("txt", "json")  # formats of which several transcripts can follow 
 NEVER_WITH_AUDIO = {
     "--prompt": "the audio is the prompt; --initial-prompt is text that came before it",
     "--prompt-file": "the audio is the prompt; --initial-prompt is text that came before it",
+    "--ids": "the audio is the prompt",
     "--image": "a prompt has pictures or sound; chats over HTTP and from Python take several",
     "--input": "its lines are texts; repeat --audio for several files",
     "--output": "use --output-dir, or redirect stdout",

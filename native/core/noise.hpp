@@ -31,6 +31,12 @@ constexpr std::uint64_t mix64(std::uint64_t key, std::uint64_t index) {
 /// The path key of the prompt for a 63-bit seed.
 constexpr std::uint64_t root_key(std::uint64_t seed) { return mix64(seed, 0); }
 
+/// The seed of sample `index` of several that are made from one seed: 53 bits, which any parser of
+/// JSON keeps; the first has the seed itself.
+constexpr std::uint64_t sample_seed(std::uint64_t seed, std::uint64_t index) {
+    return index ? mix64(seed, index) >> 11 : seed;
+}
+
 /// The key of a path with one more token; STAY hashes like a token of its own.
 constexpr std::uint64_t child_key(std::uint64_t parent_key, std::int64_t token) {
     return mix64(parent_key, static_cast<std::uint64_t>(token));

@@ -29,6 +29,7 @@ from dsbd_ort.batch.prompt_lines import (
 )
 from dsbd_ort.cluster.replica import Replica
 from dsbd_ort.decoding import DecodingConfig
+from dsbd_ort.decoding.noise import sample_seed
 from dsbd_runtime.errors import InputError
 from tests.batch.test_job import batch_of, console
 
@@ -224,6 +225,7 @@ def test_options_of_a_line():
     assert line.prompt == "a" and line.messages is None
     assert line.options == {"num_beams": 2, "stop_strings": ["x"]}
     assert prompt_line({"messages": [1]}).messages == [1]
+    assert prompt_line({"ids": [1, 2]}).ids == [1, 2]
 
 
 REFUSED = [
@@ -231,12 +233,15 @@ REFUSED = [
     (b"\xff", "is invalid JSON"),
     (b"[" * 100_000, "is nested deeper than 64 levels"),
     (b"[1]", "is a JSON list"),
-    (b"{}", "neither prompt nor messages"),
+    (b"{}", "neither prompt, ids nor messages"),
     (b'{"prompt": "a", "messages": []}', "prompt and messages"),
     (b'{"prompt": 7}', "prompt is 7; expected a text"),
     (b'{"messages": "a"}', "messages is 'a'; expected a list"),
+    (b'{"ids": [1], "prompt": "a"}', "prompt and ids"),
+    (b'{"ids": [1, true]}', r"ids is \[1, True\]; expected a list of token ids"),
+    (b'{"ids": "1,2"}', "ids is '1,2'; expected a list of token ids"),
     (b'{"prompt": "a", "beams": 2}', "the line has 'beams'; did you mean 'num_beams'"),
-    (b'{"prompt": "a", "x": 2}', "'x'; expected id, prompt or messages, or a field of"),
+    (b'{"prompt": "a", "x": 2}', "'x'; expected id, prompt, ids or messages, or a field of"),
 ]
 
 
@@ -253,5 +258,5 @@ def test_hash_and_seed_depend_on_what_they_should():
     hashes = {raw.request_hash("s") for raw in [line, *others]} | {line.request_hash("t")}
     assert len(hashes) == 4
     seeds = {RawLine(number, b"").seed(seed) for number in range(50) for seed in range(4)}
-    assert len(seeds) == 200 and max(seeds) < 2**48
-    assert line.seed(5) == RawLine(3, b"other").seed(5)
+    assert len(seeds) == 200 and max(seeds) < 2**53
+    assert line.seed(5) == RawLine(3, b"other").seed(5) == sample_seed(5, 3)

@@ -62,6 +62,21 @@ def test_a_predicted_file_drafts_and_changes_nothing(demo_bundle, tmp_path):
     assert_one_line_error(missing, "--predicted-file /no/such/file cannot be read")
 
 
+def test_token_ids_are_continued(demo_bundle):
+    ids = [100, 101, 102]
+    common = ["--ids", ",".join(map(str, ids)), *SHORT, "--num-beams", 2]
+    with Pipeline.from_bundle(demo_bundle) as pipeline:
+        options = {"max_new_tokens": 8, "top_k": 20, "seed": 0, "num_beams": 2}
+        wanted = pipeline.generate(ids, num_return_sequences=2, **options).sequences
+    lines = [",".join(map(str, sequence.token_ids)) for sequence in wanted]
+    assert dsbd_run(demo_bundle, *common).stdout == f"{lines[0]}\n"
+    assert dsbd_run(demo_bundle, *common, "--num-return-sequences", 2).stdout.split() == lines
+    (found,) = json.loads(dsbd_run(demo_bundle, *common, "--json").stdout)["sequences"]
+    assert found["token_ids"] == wanted[0].token_ids and found["text"] == wanted[0].text
+    for more in (["--prompt", "a"], ["--chat"], ["--stream"], ["--ids", "1x"], ["--ids", "99999"]):
+        assert dsbd_run(demo_bundle, *common, *more).exit_code == 2
+
+
 def test_every_decoding_option_is_an_option_of_the_command():
     flags = {parameter.name for parameter in run.params}
     fields = set(DecodingConfig.__dataclass_fields__) - {"constraint", *IN_PYTHON_ALONE}

@@ -8,8 +8,10 @@ import subprocess
 import pytest
 
 from dsbd_ort import Pipeline, TokenTrie
+from dsbd_ort.cli import run as dsbd_run
 from dsbd_ort.decoding.errors import ConstraintError
 from dsbd_ort.version import __version__
+from tests.commands.calls import called
 from tests.doc_blocks import blocks_of
 from tests.lab.lab_run import lab_run
 from tests.native.conftest import ROOT, cached, run_or_fail
@@ -35,8 +37,9 @@ def test_documented_commands(native_build, tiny_bundle, tiny_pipe, tmp_path):
     (tmp_path / "build").mkdir()
     (tmp_path / "build" / "native").symlink_to(native_build)
     (tmp_path / "bundle").symlink_to(tiny_bundle.path)
-    lines = [{"ids": IDS}, {"ids": [4], "seed": 5}, {"ids": [999]}, {"ids": [4], "future": 1}]
-    (tmp_path / "requests.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    lines = [{"ids": IDS}, {"ids": [4], "seed": 5}, {"ids": IDS}, {"ids": [999]}]
+    lines += [{"ids": [4], "future": 1}, {"ids": [4], "prompt": "a"}]
+    (tmp_path / "requests.jsonl").write_text("\n\n".join(map(json.dumps, lines)))
     document = ROOT / "docs" / "embedding.md"
     (block,) = (
         block
@@ -51,13 +54,23 @@ def test_documented_commands(native_build, tiny_bundle, tiny_pipe, tmp_path):
     assert 1 <= len(ids.split(",")) <= 8
     greedy = tiny_pipe.generate(IDS, strategy="greedy", max_new_tokens=8)
     assert json.loads(answer)["sequences"][0]["token_ids"] == greedy.sequences[0].token_ids
-    first, second, *errors = map(json.loads, answers)
-    for found, line in ((first, {"seed": 7}), (second, {"seed": 5})):
-        given = IDS if found is first else [4]
-        expected = tiny_pipe.generate(given, top_k=20, **line)
-        assert found["sequences"][0]["token_ids"] == expected.sequences[0].token_ids
-    assert "token id 999; expected 0 to 257" in errors[0]["error"]
-    assert "unknown option 'future'" in errors[1]["error"]
+    found = [json.loads(line) for line in answers]
+    batch = ["--input", tmp_path / "requests.jsonl", "--output", "-", "--top-k", 20, "--seed", 7]
+    wanted = [
+        json.loads(line) for line in called(dsbd_run, tiny_bundle.path, *batch).stdout.splitlines()
+    ]
+    for ours, theirs in zip(found[:3], wanted, strict=False):
+        assert ours["seed"] == theirs["seed"]
+        assert ours["sequences"][0]["token_ids"] == theirs["sequences"][0]["token_ids"]
+    assert wanted[0]["seed"] != wanted[2]["seed"]
+    assert "token id 999; expected 0 to 257" in found[3]["error"]
+    assert "unknown option 'future'" in found[4]["error"]
+    assert "exactly one of prompt, prompt_ids" in found[5]["error"]
+    one = called(dsbd_run, tiny_bundle.path, "--ids", "100,101,102", "--num-beams", 2, "--seed", 1)
+    native = run(
+        native_build, tiny_bundle.path, "--ids", "100,101,102", *with_options(num_beams=2, seed=1)
+    )
+    assert one.stdout == native.stdout
 
 
 def test_statistics_and_settings(native_build, tiny_bundle):
