@@ -135,27 +135,26 @@ class BundleRequests:
                 "prompt_logprobs is true, but the prompt of an encoder-decoder is its source, of "
                 "which it predicts no token; leave it out"
             )
-        if config.predicted_text is not None:
-            config = dataclasses.replace(config, **self._predicted(config))
         num_predicted, most = len(config.predicted_token_ids), self.bundle.context_length
-        if num_predicted > most:
-            raise InputError(
-                f"predicted_token_ids has {num_predicted} tokens, the context of this bundle holds "
-                f"{most}; give the part that the output repeats"
-            )
+        if config.predicted_text is not None or num_predicted > most:
+            config = dataclasses.replace(config, **self._predicted(config))
         config = config.settled(costs_are_known=True, has_draft=self.has_draft)
         check_drafter(config, has_draft=self.has_draft)
         return config
 
     def _predicted(self, config: DecodingConfig) -> dict[str, Any]:
-        """Return the options of a predicted text, as tokens."""
+        """Return the options of a prediction, as tokens: as many as the context holds."""
         text, token_ids = config.predicted_text or "", config.predicted_token_ids
         if text and token_ids:
             raise InputError(
                 "predicted_text and predicted_token_ids are both given; leave out one of them"
             )
-        ids = self.tokenizer.encode(text, add_special_tokens=False) if text else token_ids
-        return {"predicted_text": None, "predicted_token_ids": ids}
+        if text:
+            size = self.bundle.manifest.target.vocab_size
+            encoded = self.tokenizer.encode(text, add_special_tokens=False)
+            token_ids = tuple(token for token in encoded if token < size)  # no others are generated
+        most = self.bundle.context_length
+        return {"predicted_text": None, "predicted_token_ids": token_ids[:most]}
 
     def _with_bound_scorers(self, config: DecodingConfig) -> DecodingConfig:
         if not any(hasattr(each, "bind") for each in config.scorers):

@@ -6,9 +6,11 @@ from hypothesis import strategies as st
 
 from dsbd_ort.decoding import WithResult
 from dsbd_ort.pipeline import Pipeline
+from dsbd_runtime.bundle_files.bundle import TOKENIZER_FILE
 from dsbd_runtime.errors import EngineError
 from dsbd_runtime.text.stream_decoder import REPLACEMENT
-from tests.runtime.tiny_tokenizer import BOS
+from tests.runtime.bundle_edits import with_files
+from tests.runtime.tiny_tokenizer import BOS, tiny_tokenizer
 
 STRATEGIES = [
     {"strategy": "dsbd"},
@@ -107,3 +109,14 @@ def test_a_seed_that_nobody_gave_is_random_and_reported(tiny_pipe):
     for result in found[:2]:
         again = tiny_pipe.generate("abc", seed=result.seed, **drafts)
         assert again.sequences == result.sequences and again.seed == result.seed
+
+
+def test_a_predicted_text_may_have_tokens_that_the_model_lacks(tiny_bundle, tiny_pipe, tmp_path):
+    backend = tiny_tokenizer()
+    backend.add_special_tokens(["<picture>"])
+    folder = with_files(tiny_bundle.path, tmp_path / "more", {TOKENIZER_FILE: backend.to_str()})
+    options = {"seed": 1, "max_new_tokens": 12, "strategy": "speculative"}
+    with Pipeline.from_bundle(folder, num_threads=1) as pipe:
+        found = pipe.generate("one", predicted_text="a<picture>b", **options)
+    (wanted,) = tiny_pipe.generate("one", **options).sequences
+    assert found.sequences[0].token_ids == wanted.token_ids

@@ -152,10 +152,13 @@ OPTIONS_BY_SECTION: dict[str, dict[str, OptionRow]] = {
             Text(),
             None,
             "Text that the output is expected to repeat except for edits, as the old version of a "
-            "file: it drafts, the output stays the same.",
+            "file: it drafts; the output stays the same, unless the strategy's depends on drafts. "
+            "What exceeds the context is not used.",
         ),
         "predicted_token_ids": _Predicted(
-            Wholes(_TOKEN, 2**17, is_ordered=True, noun="token id", is_always_list=True),
+            Wholes(
+                _TOKEN, 2**17, is_ordered=True, noun="token id", is_always_list=True, is_cut=True
+            ),
             (),
             "The same as token ids.",
         ),

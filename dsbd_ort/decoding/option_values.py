@@ -57,6 +57,7 @@ class Wholes:
     is_ordered: whether their order matters. If not, a set may be given, which is sorted.
     noun: the name of an entry in messages.
     is_always_list: whether one number becomes a tuple of it.
+    is_cut: whether further entries are left out, not refused.
     """
 
     entry: Whole
@@ -64,6 +65,7 @@ class Wholes:
     is_ordered: bool
     noun: str = "whole number"
     is_always_list: bool = False
+    is_cut: bool = False
 
     def read(self, name: str, value: object) -> int | tuple[int, ...]:
         if _whole_from(value) is not None:
@@ -73,9 +75,11 @@ class Wholes:
         if entries is None or (self.is_ordered and isinstance(value, Set)):
             raise ConfigError(f"{name} is {shown(value)}; expected a {self.noun} or a list of them")
         if len(entries) > self.most_entries:
-            raise ConfigError(
-                f"{name} is {shown(value)}; expected a list of at most {self.most_entries}"
-            )
+            if not self.is_cut:
+                raise ConfigError(
+                    f"{name} is {shown(value)}; expected a list of at most {self.most_entries}"
+                )
+            entries = entries[: self.most_entries]
         whole = tuple(self._entry_of(name, entry) for entry in entries)
         return tuple(sorted(whole)) if isinstance(value, Set) else whole
 

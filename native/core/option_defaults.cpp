@@ -176,7 +176,7 @@ Json with_defaults(const Json& options, const Json& defaults) {
     return filled;
 }
 
-/// Make a predicted text tokens; Error: there are too many, or nothing gives them.
+/// Make a predicted text tokens, as many as the context holds; Error: nothing gives them.
 void encode_prediction(options::Chosen& chosen, const Encode& encode, std::size_t most_tokens) {
     Json &text = chosen[options::Option::predicted_text],
          &token_ids = chosen[options::Option::predicted_token_ids];
@@ -193,9 +193,8 @@ void encode_prediction(options::Chosen& chosen, const Encode& encode, std::size_
     }
     text = nullptr;
     if (token_ids.size() > most_tokens) {
-        throw Error("predicted_token_ids has " + std::to_string(token_ids.size()) +
-                    " tokens, the context of this bundle holds " + std::to_string(most_tokens) +
-                    "; give the part that the output repeats");
+        token_ids.erase(token_ids.begin() + static_cast<std::ptrdiff_t>(most_tokens),
+                        token_ids.end());
     }
 }
 

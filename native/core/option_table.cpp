@@ -127,7 +127,9 @@ Values strategy_names() {
     return names;
 }
 
-Wholes token_ids(std::size_t most_entries) { return {{0, MOST}, most_entries, "token id", true}; }
+Wholes token_ids(std::size_t most_entries, bool is_cut = false) {
+    return {{0, MOST}, most_entries, "token id", true, is_cut};
+}
 
 OptionRow processor(OptionRow row) {
     row.is_processor = true;

@@ -122,6 +122,10 @@ Json Wholes::operator()(const std::string& name, const Json& value) const {
         return is_always_list ? Json::array({number}) : number;
     }
     if (!value.is_array()) refuse(name, value, "a " + noun + " or a list of them");
+    if (is_cut && value.size() > most_entries) {
+        const auto end = value.begin() + static_cast<std::ptrdiff_t>(most_entries);
+        return (*this)(name, Json(std::vector<Json>(value.begin(), end)));
+    }
     check_length(name, value, most_entries);
     for (const Json& each : value) {
         if (!each.is_number_integer() || !is_within(each, entry)) {

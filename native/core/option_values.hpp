@@ -29,6 +29,7 @@ struct Wholes {
     std::size_t most_entries;
     std::string noun = "whole number";
     bool is_always_list = false;  // whether one number becomes a list
+    bool is_cut = false;          // whether further entries are left out, not refused
 
     Json operator()(const std::string& name, const Json& value) const;
 };

@@ -139,7 +139,10 @@ PreparedRequest Pipeline::prepare(const Prompt& prompt, std::string_view options
     RequestInputs inputs = prompts_.read(prompt_ids(*text, prompt), is_text, given.src_lang);
     const Ints& ids = inputs.prompt_ids;
     const auto encode = [&](const std::string& predicted) {
-        return text->encode(predicted);
+        Ints encoded = text->encode(predicted);
+        const auto size = static_cast<std::int64_t>(bundle_.target.vocab_size);
+        std::erase_if(encoded, [&](std::int64_t token) { return token >= size; });
+        return encoded;
     };
     DecodingConfig config = defaults_->config(given.options, ids.size(), encode);
     if (config.prompt_logprobs && inputs.source) {

@@ -52,7 +52,7 @@ def test_a_predicted_file_drafts_and_changes_nothing(demo_bundle, tmp_path):
     arguments = ["--prompt", "def f(x):", "--json", "--strategy", "speculative", *SHORT]
     plain = json.loads(dsbd_run(demo_bundle, *arguments).stdout)
     file = tmp_path / "old.py"
-    file.write_text(plain["sequences"][0]["text"])
+    file.write_text(plain["sequences"][0]["text"] + " x" * 3000)  # longer than the context
     shape = ["--draft-length", "8"]
     found = json.loads(dsbd_run(demo_bundle, *arguments, *shape, "--predicted-file", file).stdout)
     ids = [[s["token_ids"] for s in each["sequences"]] for each in (found, plain)]

@@ -208,6 +208,18 @@ def test_defaults_of_a_bundle_equal_pythons(number: int, native: Any, tmp_path: 
         assert theirs == ours or is_missing(theirs), case
 
 
+def test_a_prediction_longer_than_the_context_is_cut(native: Any) -> None:
+    facts = {"num_top_logits": 0, "reads_source": False, "has_draft": True, "of_chats": False}
+    long_ids = [5, *range(2**17)]
+    cases = [
+        {**facts, "file": "{}", "options": json.dumps(given)}
+        for given in ({"predicted_text": "a" * 600}, {"predicted_token_ids": long_ids})
+    ]
+    found = native(of_bundles=cases)["of_bundles"]
+    assert found[0]["predicted_token_ids"] == [97] * CONTEXT
+    assert found[1]["predicted_token_ids"] == long_ids[:CONTEXT]
+
+
 def _config_of_bundle(options: dict[str, Any], model: ModelDefaults) -> Any:
     """Return the config that ``BundleRequests`` makes for a prompt of 100 tokens, or its error."""
     try:

@@ -61,7 +61,6 @@ def test_what_the_answer_repeats_is_accepted_streamed_or_not(client, pipeline, p
         ({"predicted_text": "a", "predicted_token_ids": [1]}, "predicted_text", "leave out one"),
         ({"prediction": predicted("a"), "strategy": "sample"}, "prediction", "sample"),
         ({"predicted_token_ids": [-1]}, "predicted_token_ids", "expected token ids from 0"),
-        ({"prediction": predicted("a" * 9999)}, "prediction", "give the part that the"),
         ({"predicted_token_ids": [10**6]}, "predicted_token_ids", "the target's vocabulary"),
     ],
 )
@@ -75,3 +74,22 @@ def test_an_invalid_prediction_is_one_line(server, fields, param, said):
 def test_an_empty_prediction_is_none(client):
     answer = client.chat.completions.create(**FIELDS, prediction=predicted(""))
     assert answer.usage.completion_tokens_details is None
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"prediction": predicted("a" * 9999)},
+        {"prediction": predicted("a" * (2**17 + 1))},
+        {"predicted_token_ids": [97] * (2**17 + 1)},
+    ],
+    ids=["text", "very long text", "token ids"],
+)
+def test_a_prediction_longer_than_the_context_is_cut(server, pipeline, fields):
+    with_it, without = (
+        server.http.post("/v1/chat/completions", json={**FIELDS, **more}).json()
+        for more in (fields, {})
+    )
+    assert with_it["choices"][0]["message"] == without["choices"][0]["message"]
+    details = with_it["usage"]["completion_tokens_details"]
+    assert sum(details.values()) == pipeline.bundle.context_length
