@@ -1,13 +1,14 @@
 """uvicorn server with graceful shutdown and connection timeouts, and its listening socket."""
 
 import asyncio
+import contextlib
 import logging
 import socket
 from collections.abc import Callable
 from types import FrameType
 
 import uvicorn
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from dsbd_ort.engine import Service
@@ -46,10 +47,11 @@ def listening_socket(host: str, port: int, *, stuck_after_s: float) -> socket.so
 
 
 class GracefulServer(uvicorn.Server):
-    """Drains on the first signal; a second one does not wait.
+    """Drains on the first signal, cancels on the second; a third one does not wait.
 
     While requests finish, the server still listens, so that /ready can return 503. After
-    ``shutdown_timeout_s`` the requests left are cancelled, and their clients get an error.
+    ``shutdown_timeout_s``, or a second signal, the requests left are cancelled, and their clients
+    get an error. Clients that do not read it soon are disconnected.
     """
 
     def __init__(
@@ -67,7 +69,7 @@ class GracefulServer(uvicorn.Server):
         check_count("max_connections", max_connections, 1)
         super().__init__(
             uvicorn.Config(
-                app,
+                _Cancellable(app),
                 http=TimedProtocol,
                 ws="none",
                 lifespan="off",
@@ -76,7 +78,7 @@ class GracefulServer(uvicorn.Server):
                 server_header=False,
                 proxy_headers=False,
                 timeout_keep_alive=idle_timeout_s,
-                timeout_graceful_shutdown=_LAST_RESPONSES_S,
+                timeout_graceful_shutdown=_LAST_RESPONSES_S + 1,  # then it cancels tasks
                 limit_concurrency=max_connections,
             )
         )
@@ -84,6 +86,7 @@ class GracefulServer(uvicorn.Server):
         self._gate = gate
         self._shutdown_timeout_s = shutdown_timeout_s
         self._deadline: float | None = None
+        self._has_patience = True
         self._when_listening: Callable[[], None] = lambda: None
 
     def run_on(self, listener: socket.socket, *, when_listening: Callable[[], None]) -> None:
@@ -97,8 +100,9 @@ class GracefulServer(uvicorn.Server):
         self._when_listening()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        if self._gate.is_draining:
+        if not self._has_patience:
             self.should_exit = self.force_exit = True
+        self._has_patience = not self._gate.is_draining
         self._gate.drain()
 
     async def on_tick(self, counter: int) -> bool:
@@ -110,11 +114,35 @@ class GracefulServer(uvicorn.Server):
                 _log.info("shutting down; %d requests in flight", self._gate.num_inside)
             if self._gate.num_inside == 0:
                 self.should_exit = True
-            elif now >= self._deadline:
+            elif now >= self._deadline or not self._has_patience:
                 _log.warning("%d requests are cancelled", self._gate.num_inside)
                 await asyncio.to_thread(self._service.close, drain=False)
                 self.should_exit = True
         return await super().on_tick(counter)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Wait a little until clients have read their responses, then disconnect the others."""
+        after_s = 0 if self.force_exit else _LAST_RESPONSES_S
+        disconnecting = asyncio.get_running_loop().call_later(after_s, self._disconnect_all)
+        await super().shutdown(sockets)
+        disconnecting.cancel()
+        self._disconnect_all()
+
+    def _disconnect_all(self) -> None:
+        for connection in list(self.server_state.connections):
+            if isinstance(connection, TimedProtocol):
+                connection.transport.abort()
+
+
+class _Cancellable:
+    """Ends without an exception if its task is cancelled: uvicorn would log a traceback."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with contextlib.suppress(asyncio.CancelledError):  # only when the server ends
+            await self._app(scope, receive, send)
 
 
 class TimedProtocol(H11Protocol):

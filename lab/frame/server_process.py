@@ -33,10 +33,15 @@ class ServerProcess:
     Attributes:
         url: without a path.
         process: ``end`` waits for its exit code.
+        log_file: the descriptor of what it has logged.
     """
 
     url: str
     process: subprocess.Popen[bytes]
+    log_file: int
+
+    def log(self) -> str:
+        return os.pread(self.log_file, _LOG_BYTES, 0).decode()
 
     def end(self) -> int:
         """Terminate it; return its exit code."""
@@ -55,7 +60,7 @@ def server_process(*arguments: object) -> Iterator[ServerProcess]:
         words = [*_COMMAND, *map(str, arguments), "--port", "0"]
         process = subprocess.Popen(words, stderr=log)
         try:
-            yield ServerProcess(_url(process, log.fileno(), words), process)
+            yield ServerProcess(_url(process, log.fileno(), words), process, log.fileno())
         finally:
             process.kill()
             process.wait()

@@ -1,6 +1,8 @@
 """A server on a free port, in a thread of the tests' process."""
 
 import contextlib
+import functools
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -24,12 +26,14 @@ class RunningServer:
     """Address of a server, and a client for it.
 
     http: a client to be shared; to make one takes longer than a request, for certificates.
+    terminate: does what SIGTERM would do.
     """
 
     port: int
     service: Service
     gate: Gate
     http: httpx2.Client
+    terminate: Callable[[], None]
 
     @property
     def url(self) -> str:
@@ -71,7 +75,8 @@ def running_server(
         port = listener.getsockname()[1]
         try:
             with httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as http:
-                yield RunningServer(port, service, gate, http)
+                terminate = functools.partial(server.handle_exit, signal.SIGTERM, None)
+                yield RunningServer(port, service, gate, http, terminate)
         finally:
             gate.drain()
             thread.join(30)
