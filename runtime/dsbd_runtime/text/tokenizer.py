@@ -196,9 +196,12 @@ class Tokenizer:
         return {token.content: (i, token) for i, token in added.items() if token.special}
 
     @functools.cached_property
-    def _lengths_of_special(self) -> list[int]:
-        """The lengths of the texts of special tokens, longest first."""
-        return sorted({len(text) for text in self._special_by_text}, reverse=True)
+    def _lengths_of_special(self) -> dict[str, list[int]]:
+        """The lengths of the texts of special tokens by first character, longest first."""
+        found: dict[str, set[int]] = {}
+        for text in self._special_by_text:
+            found.setdefault(text[:1], set()).add(len(text))
+        return {first: sorted(lengths, reverse=True) for first, lengths in found.items()}
 
     def split_at_special_tokens(self, text: str) -> list[str | int]:
         """Return the special tokens of a text as their ids, and the texts around them.
@@ -209,7 +212,8 @@ class Tokenizer:
         found: list[str | int] = []
         at = 0
         while at < len(text):
-            parts = (text[at : at + length] for length in self._lengths_of_special)
+            lengths = self._lengths_of_special.get(text[at], ())
+            parts = (text[at : at + length] for length in lengths)
             piece = next((part for part in parts if part in self._special_by_text), None)
             if piece is None:
                 at += 1
