@@ -32,8 +32,9 @@ def test_every_shell_block_is_a_step_under_its_heading():
 
 def test_an_installed_run_installs_nothing():
     first, *_ = [block for _, block in script().blocks(PAGE.read_text())]
-    assert script().without_install(first).startswith("dsbd-export --demo -o build/demo_bundle")
-    assert script().without_install(first).count("\n") == 1
+    demo, export, end = script().without_install(first).split("\n")
+    assert demo.startswith("demo=export/dsbd_export/demo_pair") and end == ""
+    assert export.startswith("dsbd-export --target $demo/target --draft $demo/draft -o build/demo")
 
 
 @pytest.mark.parametrize(("block", "code"), [("true\nfalse\ntrue\n", 1), ("echo a | cat\n", 0)])

@@ -240,5 +240,5 @@ def test_a_quantized_target_gets_no_engines(llama_folder, small_llama_folder, tm
         target=str(llama_folder), output=tmp_path / "bundle", quantize="int8-dynamic", max_kl=1.0
     )
     export_bundle(config, report=silent, source_of=captures)
-    words = "the target is quantized .int8-dynamic., which only ONNX Runtime runs"
+    words = "the target is quantized .int8., which only ONNX Runtime runs"
     refused(tmp_path / "bundle", small_llama_folder, captures, words, **RTX)
