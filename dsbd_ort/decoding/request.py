@@ -162,7 +162,7 @@ def check_request(request: DecodingRequest, target: EngineSpec, draft: EngineSpe
             f"eos_token_id has {highest_eos}; expected 0 to {target.vocab_size - 1}, the target's "
             "vocabulary"
         )
-    _check_token_ids(config, target.vocab_size)
+    check_token_ids(config, target.vocab_size)
     if target.reads_source and request.source is None:
         raise DecodingError(
             "source is None, but the target is an encoder-decoder's, whose rows depend on one; "
@@ -192,7 +192,8 @@ def check_request(request: DecodingRequest, target: EngineSpec, draft: EngineSpe
         )
 
 
-def _check_token_ids(config: DecodingConfig, vocab_size: int) -> None:
+def check_token_ids(config: DecodingConfig, vocab_size: int) -> None:
+    """Raise DecodingError for an option with a token that is not below ``vocab_size``."""
     ids_by_field = {
         "logit_bias": [token for token, _ in config.logit_bias],
         "predicted_token_ids": config.predicted_token_ids,

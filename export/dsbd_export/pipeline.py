@@ -26,6 +26,7 @@ from dsbd_export.config import EXACT, FUSED, GROUPED, INT8_ROWS, ExportConfig, M
 from dsbd_export.errors import ExportError
 from dsbd_export.gate.parity import advice, measured_parity, parity_limit, refusal
 from dsbd_export.gate.refused_bundle import keep_refused
+from dsbd_export.gate.request_defaults import check_request_defaults
 from dsbd_export.gate.text_checks import write_text_checks
 from dsbd_export.gate.unwritten_bundle import NOT_MEASURED, unwritten_bundle
 from dsbd_export.model_source import EngineGraph, ModelSource, SourceOf
@@ -100,6 +101,7 @@ def export_bundle(
         new_bundle(config.output) as folder,
     ):
         write_tokenizer_files(target, folder, report)  # early: it may be refused
+        check_request_defaults(target, folder)
         write_text_checks(folder, target.bos_token_id)
         target_entry = export_model(target, folder, config, report, source_of)
         draft_entry = None

@@ -15,7 +15,7 @@ from dsbd_export.progress import silent
 from dsbd_runtime.bundle_files.bundle import open_bundle
 from dsbd_runtime.parts.cache_entries import equal_caches
 from scripts.family_checkpoints import write_checkpoint
-from tests.export.conftest import export_process, swap_tokens
+from tests.export.conftest import edit_json, export_process, swap_tokens
 
 FILES = {
     f"{role}/{file}"
@@ -43,6 +43,34 @@ def test_the_manifest(exported, exported_others):
     assert manifest.target.masks == ["attention_mask", "attention_mask_sliding"]
     assert manifest.draft.masks == ["attention_mask_sliding"]
     assert manifest.target.sliding_window == manifest.draft.sliding_window == 8
+
+
+WRONG_DEFAULTS = [
+    *({"top_p": value} for value in (0, -1, 1.5, "0.9", [])),
+    *({"temperature": value} for value in (-0.1, "hot", True)),
+    *({"top_k": value} for value in (0.5, "3")),
+    {"min_p": 2},
+    {"typical_p": 0},
+    {"repetition_penalty": 0},
+    {"no_repeat_ngram_size": -1},
+    {"max_new_tokens": 0},
+    {"min_new_tokens": -1},
+    {"bad_words_ids": [[]]},
+    {"bad_words_ids": [[1, 5000]]},
+    {"suppress_tokens": [5000]},
+    {"begin_suppress_tokens": [-1]},
+]
+
+
+@pytest.mark.parametrize("wrong", WRONG_DEFAULTS, ids=str)
+def test_defaults_that_no_request_could_use_are_refused(llama_folder, tmp_path, wrong):
+    folder = shutil.copytree(llama_folder, tmp_path / "checkpoint")
+    edit_json(folder / "generation_config.json", **wrong)
+    with pytest.raises(ExportError) as caught:
+        export_bundle(ExportConfig(target=str(folder), output=tmp_path / "bundle"), report=silent)
+    assert f"{folder}/generation_config.json has a default that no request" in str(caught.value)
+    assert next(iter(wrong)) in str(caught.value).partition("use: ")[2]
+    assert not (tmp_path / "bundle").exists()
 
 
 def test_every_stage_is_reported(exported):
