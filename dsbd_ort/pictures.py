@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dsbd_errors import install_hint
+from dsbd_errors.git_lfs import pointer_refusal
 from dsbd_ort.media_parts import MediaLimits, ReadMedium
 from dsbd_runtime.errors import InputError
 from dsbd_runtime.parts.given_picture import GivenPicture
@@ -97,6 +98,8 @@ class PictureFrontEnd:
 def _bytes_of(source: Any, name: str) -> bytes:
     try:
         if isinstance(source, str | os.PathLike):
+            if refusal := pointer_refusal(Path(source)):
+                raise InputError(f"{name} cannot be read: {refusal}")
             with Path(source).open("rb") as file:
                 data: Any = file.read(MOST_BYTES + 1)
         else:

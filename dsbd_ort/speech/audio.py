@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsbd_errors import install_hint
+from dsbd_errors.git_lfs import pointer_refusal
 from dsbd_ort.speech import wav
 from dsbd_ort.speech.pieces import MpegStream, Section, pieces
 from dsbd_ort.speech.resampling import resampled
@@ -110,10 +111,13 @@ def _opened_file(source: AudioSource, stack: contextlib.ExitStack) -> tuple[Bina
     if isinstance(source, str | os.PathLike):
         name = f"the audio {Path(source)}"
         try:
-            return stack.enter_context(Path(source).open("rb")), name
+            opened = stack.enter_context(Path(source).open("rb"))
         except (OSError, ValueError) as error:  # a NUL in the path is a ValueError
             reason = getattr(error, "strerror", None) or error
             raise InputError(f"{name} cannot be read: {reason}") from error
+        if reason := pointer_refusal(Path(source)):
+            raise InputError(f"{name} cannot be read: {reason}")
+        return opened, name
     if not hasattr(source, "read"):
         raise InputError(
             f"the audio is a {type(source).__name__}; expected a path, bytes or a file opened for "

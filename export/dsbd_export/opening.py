@@ -12,10 +12,15 @@ from pathlib import Path
 
 from huggingface_hub import snapshot_download
 
+from dsbd_errors.git_lfs import pointer_refusal
 from dsbd_export.checkpoints.adapter import read_adapter
 from dsbd_export.checkpoints.adapter_files import CONFIG_FILE
 from dsbd_export.checkpoints.checkpoint import Checkpoint
-from dsbd_export.checkpoints.checkpoint_files import json_object_or_none, open_weights
+from dsbd_export.checkpoints.checkpoint_files import (
+    json_object_or_none,
+    open_weights,
+    pointer_in,
+)
 from dsbd_export.checkpoints.gguf_file import is_gguf
 from dsbd_export.checkpoints.model_config import CheckpointFiles, GgufFiles, read_decoder
 from dsbd_export.config import DraftConfig, DraftedOptions, ExportConfig, ModelOptions
@@ -219,6 +224,8 @@ def _adapted(checkpoint: Checkpoint, source: str | None) -> Checkpoint:
     if not folder.is_dir():
         _check_hub_id("adapter", source, "adapter_config.json")
         folder = _downloaded(source, None, _HUB_FILES, _HUB_OLD_ADAPTERS)
+    if reason := pointer_in(folder):
+        raise ExportError(f"the adapter at {folder} cannot be read: {reason}")
     adapter = read_adapter(source, folder)
     grown = adapter.grown(checkpoint.vocab_size)
     return _checked_tokens(replace(checkpoint, adapter=adapter, vocab_size=grown))
@@ -262,6 +269,8 @@ def located(source: str, options: ModelOptions) -> Path:
     folder = Path(source).expanduser()
     if folder.is_dir() or is_gguf(folder) or is_ctranslate2(folder):
         return folder
+    if reason := pointer_refusal(folder):
+        raise ExportError(f"the file {source} is not a GGUF file: {reason}")
     if folder.is_file() or source.endswith(".gguf"):
         what = "is not a GGUF file" if folder.is_file() else "does not exist"
         raise ExportError(
@@ -316,6 +325,8 @@ _KIND_BY_ENDING = {
 
 def refusal_of_files(role: str, folder: Path) -> str | None:
     """Return why the weights of a checkpoint cannot be used, and the fix; None if they can."""
+    if reason := pointer_in(folder):
+        return f"cannot be read: {reason}"
     adapter = _first_file(folder, _ADAPTER_FILES)
     if adapter and not carries_adapter(folder):
         content = json_object_or_none(folder / CONFIG_FILE) or {}

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dsbd_errors.git_lfs import pointer_refusal
 from dsbd_errors.text_files import opened_text
 from dsbd_export.chats import Chat, ChatTokens, Prompts
 from dsbd_export.errors import ExportError
@@ -90,6 +91,8 @@ def find_files(data: tuple[str, ...], exclude: tuple[str, ...]) -> list[TextFile
         }
     if not found:
         raise ExportError(f"exclude={', '.join(exclude)} leaves no file of data; exclude less")
+    if reason := next(filter(None, map(pointer_refusal, found)), None):
+        raise ExportError(reason)
     return sorted((TextFile(path, name) for path, name in found.items()), key=lambda f: f.name)
 
 

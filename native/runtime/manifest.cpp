@@ -10,7 +10,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::size_t MOST_LAYERS = 10'000, MOST_ENTRIES = 10'000;
+constexpr std::size_t MOST_LAYERS = 10'000, MOST_ENTRIES = 10'000, MOST_POINTER_BYTES = 1024;
 constexpr const char* USE_PYTHON = "; use dsbd-run, or libdsbd with Python (docs/embedding.md)";
 
 CacheEntry cache_of(const JsonObject& entry, std::size_t num_layers, const Json& made_by) {
@@ -182,6 +182,7 @@ std::map<std::string, std::uintmax_t> sizes_of(const JsonObject& manifest, const
         const std::size_t expected = files.object(name.c_str()).number("size", MOST_COUNT << 20);
         std::error_code error;
         const std::uintmax_t size = fs::file_size(folder / path, error);
+        if (!error && size != expected && size < MOST_POINTER_BYTES) text_from_file(folder / path);
         if (error || size != expected) {
             throw Error((folder / path).string() + (error ? " is missing" : " has " +
                         std::to_string(size) + " bytes, the manifest says " +

@@ -42,7 +42,12 @@ Json json_from_text(std::string_view text, const std::string& where, const JsonF
 std::optional<std::string> text_from_file(const std::filesystem::path& file) {
     std::ifstream stream(file, std::ios::binary);
     if (!stream) return std::nullopt;
-    return std::string(std::istreambuf_iterator<char>(stream), {});
+    std::string text(std::istreambuf_iterator<char>(stream), {});
+    if (text.rfind("version https://git-lfs", 0) == 0) {
+        throw Error(file.string() + " is a pointer of git LFS, not the file itself; run 'git lfs "
+                    "pull' in " + std::filesystem::absolute(file).parent_path().string());
+    }
+    return text;
 }
 
 Json json_from_file(const std::filesystem::path& file, const JsonFilter& filter) {

@@ -27,7 +27,7 @@ inline constexpr std::uint64_t MOST_COUNT = (std::uint64_t{1} << 31) - 1;
 Json json_from_text(std::string_view text, const std::string& where,
                     const JsonFilter& filter = nullptr);
 Json json_from_file(const std::filesystem::path& file, const JsonFilter& filter = nullptr);
-/// Return the text of a file, or no value if it is absent.
+/// Return the text of a file, or no value if it is absent. Throws for a pointer of git LFS.
 std::optional<std::string> text_from_file(const std::filesystem::path& file);
 
 /// Whether a value is a whole number from `least` to `most`.

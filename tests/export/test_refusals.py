@@ -19,6 +19,7 @@ from dsbd_export.checkpoints.other_tasks import refusal_of_task
 from dsbd_export.config import ExportConfig
 from dsbd_export.errors import ExportError
 from dsbd_export.opening import open_pair
+from dsbd_export.texts import readable_files
 from scripts.family_checkpoints import tiny_tokenizer
 from tests.export.conftest import SIZES, edit_json
 from tests.export.gguf_vocabularies import byte_level, write_vocabulary
@@ -287,3 +288,51 @@ def test_a_file_of_gguf_of_another_task_is_refused(tmp_path, fields, words):
         return
     with pytest.raises(ExportError, match=words):
         opened(file)
+
+
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
+READ = [  # files that a checkpoint has otherwise, and pointers in the place of others
+    *([name] for name in ("config.json", "tokenizer.json", "generation_config.json")),
+    *([name] for name in ("model.safetensors", "chat_template.jinja", "tokenizer_config.json")),
+    ["pytorch_model.bin", "-model.safetensors"],
+    ["model.safetensors.index.json", "-model.safetensors"],
+    ["tokenizer.model", "-tokenizer.json"],
+    ["model.bin", "-model.safetensors", "-config.json"],
+]
+UNREAD = ["pytorch_model.bin", "consolidated.safetensors", "tokenizer.model", "m.gguf", "README.md"]
+
+
+@pytest.mark.parametrize("names", READ, ids=str)
+def test_a_pointer_of_git_lfs_is_named(folder, small_llama_folder, names):
+    pointer, *missing = names
+    for name in missing:
+        (folder / name.removeprefix("-")).unlink()
+    (folder / pointer).write_text(POINTER)
+    words = f"{folder / pointer} is a pointer of git LFS.* run 'git lfs pull' in {folder}"
+    with pytest.raises(ExportError, match=f"the target at .* cannot be read: {words}"):
+        opened(folder)
+    with pytest.raises(ExportError, match=f"the draft at .*{words}"):
+        opened(small_llama_folder, folder)
+
+
+def test_a_pointer_that_is_not_read_is_no_reason(folder):
+    for name in UNREAD:
+        (folder / name).write_text(POINTER)
+    opened(folder)
+
+
+def test_a_pointer_in_the_place_of_a_file_of_gguf_an_adapter_or_texts(folder, tmp_path):
+    file = tmp_path / "m.gguf"
+    file.write_text(POINTER)
+    with pytest.raises(ExportError, match=r"m\.gguf is not a GGUF file: .*m\.gguf is a pointer of"):
+        opened(file)
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    (adapter / "adapter_config.json").write_text("{}")
+    (adapter / "adapter_model.safetensors").write_text(POINTER)
+    config = ExportConfig(target=str(folder), adapter=str(adapter), output=tmp_path / "out")
+    with pytest.raises(ExportError, match=r"adapter_model\.safetensors is a pointer of git LFS"):
+        open_pair(config)
+    (tmp_path / "texts.txt").write_text(POINTER)
+    with pytest.raises(ExportError, match=r"draft_texts: .*texts\.txt is a pointer of git LFS"):
+        readable_files("draft_texts", [str(tmp_path / "texts.txt")])

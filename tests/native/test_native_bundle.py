@@ -76,6 +76,10 @@ def test_no_damage_crashes(native_build, tmp_path, count):
     answers = [opener.open(damaged(rng, text)) for _ in range(count)]
     assert opener.open(b"[" * 100_000).strip().endswith("; make it flatter")
     assert opener.open(text) == "ok\n"
+    pointer, words = b"version https://git-lfs.github.com/spec/v1\n", "is a pointer of git LFS"
+    assert words in opener.open(pointer)
+    (bundle / "target" / "model.onnx.data").write_bytes(pointer)
+    assert words in opener.open(text)
     assert all(answer.endswith("\n") and len(answer) < 2000 for answer in answers)
     assert count / 2 < sum(answer != "ok\n" for answer in answers) < count
     opener.close()

@@ -157,6 +157,12 @@ def test_refusals_are_one_line(name: str) -> None:
     assert "\n" not in str(caught.value) and " at 0x" not in str(caught.value)
 
 
+def test_a_pointer_of_git_lfs_is_named(tmp_path: Path) -> None:
+    (tmp_path / "page.png").write_text("version https://git-lfs.github.com/spec/v1\n")
+    with pytest.raises(InputError, match=r"page\.png is a pointer of git LFS, .* 'git lfs pull'"):
+        read_picture(tmp_path / "page.png")
+
+
 def test_nothing_is_decoded_of_a_picture_that_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("PIL.ImageFile.ImageFile.load", lambda self: pytest.fail("decoded"))
     for name in ("10,000 x 10,000", "1 x 201", "pages"):

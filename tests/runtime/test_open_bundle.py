@@ -282,6 +282,14 @@ def test_a_missing_file(bundle_copy, name):
     assert f"{name} is missing; copy the whole bundle" in refusal(bundle_copy)
 
 
+@pytest.mark.parametrize("name", ["target/model.onnx.data", "tokenizer.json", "dsbd.json"])
+def test_a_pointer_of_git_lfs(bundle_copy, name):
+    file = bundle_copy / name
+    file.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
+    words = "is a pointer of git LFS, not the file itself; run 'git lfs pull' in"
+    assert refusal(bundle_copy) == f"{file} {words} {file.parent}"
+
+
 def test_a_truncated_file(bundle_copy):
     weights = bundle_copy / "target" / "model.onnx.data"
     content = weights.read_bytes()

@@ -143,10 +143,12 @@ def test_bad_audio_is_one_line(kind: str, tmp_path: Path) -> None:
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    (tmp_path / "pointer.wav").write_text("version https://git-lfs.github.com/spec/v1\n")
     for path, message in (
         (tmp_path / "none.wav", "No such file"),
         (tmp_path, "Is a directory"),
         ("a\0b", "cannot be read"),
+        (tmp_path / "pointer.wav", "is a pointer of git LFS, .* run 'git lfs pull' in"),
     ):
         with pytest.raises(InputError, match=message):
             read_audio(path)

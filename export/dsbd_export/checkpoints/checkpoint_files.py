@@ -18,6 +18,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from dsbd_errors.git_lfs import pointer_refusal
 from dsbd_export.errors import ExportError, reason_of
 
 
@@ -40,6 +41,25 @@ def json_object_or_none(file: Path) -> dict[str, Any] | None:
         return json_object(file)
     except ExportError:
         return None
+
+
+_TOKENIZERS = "*vocab*.txt merges.txt *.model *.spm *.tiktoken".split()
+_OLD_WEIGHTS = ["pytorch_model*.bin", "model.bin"]  # the latter of CTranslate2
+
+
+def pointer_in(folder: Path) -> str | None:
+    """Return the refusal of the first file of a checkpoint or adapter that is a pointer, or None.
+
+    Files that are not read are not looked at: whoever needs no other weights may not have them.
+    """
+    patterns = ["*.json", "*.jinja", "adapter_model*"]
+    if not (folder / "tokenizer.json").is_file():
+        patterns += _TOKENIZERS
+    files = (file for pattern in patterns for file in sorted(folder.glob(pattern)))
+    if found := next(filter(None, map(pointer_refusal, files)), None):
+        return found
+    old = (file for pattern in _OLD_WEIGHTS for file in sorted(folder.glob(pattern)))
+    return next(filter(None, map(pointer_refusal, safetensors_files(folder) or old)), None)
 
 
 PROPOSED_TOKENS_FILE = "proposed_tokens.json"

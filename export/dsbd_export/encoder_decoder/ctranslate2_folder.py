@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dsbd_export.checkpoints.checkpoint_files import json_object_or_none
+from dsbd_export.checkpoints.checkpoint_files import json_object_or_none, pointer_in
 from dsbd_export.checkpoints.ctranslate2_file import (
     EMBEDDINGS,
     PROJECTION,
@@ -84,6 +84,8 @@ def _write_files(place: Path, folder: Path) -> Ctranslate2File:
     if place.is_file():
         place = _unpacked(place, folder.parent / "package")
     source = _model_folder(place)
+    if reason := pointer_in(source):
+        raise ExportError(reason)
     model = read_ctranslate2_file(source / _WEIGHTS)
     said = json_object_or_none(source / _CONFIG) or {}
     is_whisper = model.specification == WHISPER

@@ -18,6 +18,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from dsbd_errors.git_lfs import pointer_refusal
 from dsbd_runtime.bundle_files.manifest import (
     DTYPES,
     MANIFEST_NAME,
@@ -148,6 +149,8 @@ def open_bundle(path: str | os.PathLike[str], *, verify: bool = False) -> Bundle
             f"{folder} is not a bundle: it has no {MANIFEST_NAME}; make one with dsbd-export"
         )
     check_folder(folder)
+    if reason := pointer_refusal(file):
+        raise BundleError(reason)
     manifest = manifest_from_file(file)
     for name in manifest.files:
         check_name(file, name)
@@ -214,6 +217,8 @@ def _check_file(folder: Path, name: str, entry: FileEntry, verify: bool) -> None
     if not file.is_file():
         raise BundleError(f"{shown} is missing; copy the whole bundle or export again")
     size = file.stat().st_size
+    if size != entry.size and (reason := pointer_refusal(file)):
+        raise BundleError(reason)
     if size != entry.size:
         raise BundleError(
             f"{shown} has {size} bytes, the manifest says {in_short(entry.size)}; copy it or "
