@@ -21,6 +21,7 @@ from dsbd_ort.decoding import STRATEGIES, ConfigError, DecodingConfig
 from dsbd_ort.decoding.option_row import NO_SEARCH, Chosen
 from dsbd_ort.decoding.option_table import OPTION_TABLE, read_options
 from dsbd_ort.decoding.option_values import Domain
+from dsbd_ort.decoding.request import check_token_ids
 from dsbd_ort.decoding.strategies import Strategy, named_strategy
 from dsbd_runtime.bundle_files.bundle import GENERATION_CONFIG_FILE, Bundle
 from dsbd_runtime.errors import BundleError
@@ -288,6 +289,12 @@ def resolve(given: Mapping[str, Any], model: ModelDefaults) -> DecodingConfig:
     options = with_defaults(named, model.options_of(STRATEGIES[named["strategy"]], named))
     model.tell(options.keys() - named.keys())
     return DecodingConfig(**options)
+
+
+def check_defaults(bundle: Bundle) -> None:
+    """Raise BundleError, ConfigError or DecodingError if no request could use the defaults."""
+    config = resolve({}, ModelDefaults.from_bundle(bundle))
+    check_token_ids(config, bundle.manifest.target.vocab_size)
 
 
 def with_server(

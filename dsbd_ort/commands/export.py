@@ -22,6 +22,7 @@ from dsbd_ort.commands.one_line import packages_of
 from dsbd_ort.commands.option_types import PATH, TOLERANCE
 from dsbd_ort.commands.options import flag, group, option
 from dsbd_ort.commands.progress import shown_progress
+from dsbd_ort.option_defaults import check_defaults
 from dsbd_runtime.bundle_files.bundle import MANIFEST_NAME, Manifest
 
 ENGINE_OPTIONS = ("bundle", "engine", "compute_capability", "capacity")
@@ -181,7 +182,9 @@ def export(arguments: ExportArguments) -> None:
         target, draft = demo_pair()
         options |= {"target": str(target), "draft": str(draft)}
     with working() as report:
-        result = export_bundle(ExportConfig(**options), report=report)
+        result = export_bundle(
+            ExportConfig(**options), report=report, check_defaults=check_defaults
+        )
     print_bundle(result.output, result.manifest)
     if result.manifest.draft is None:
         print_no_draft(result.output)

@@ -26,7 +26,7 @@ from dsbd_export.config import EXACT, FUSED, GROUPED, INT8_ROWS, ExportConfig, M
 from dsbd_export.errors import ExportError
 from dsbd_export.gate.parity import advice, measured_parity, parity_limit, refusal
 from dsbd_export.gate.refused_bundle import keep_refused
-from dsbd_export.gate.request_defaults import check_request_defaults
+from dsbd_export.gate.request_defaults import CheckDefaults, check_request_defaults
 from dsbd_export.gate.text_checks import write_text_checks
 from dsbd_export.gate.unwritten_bundle import NOT_MEASURED, unwritten_bundle
 from dsbd_export.model_source import EngineGraph, ModelSource, SourceOf
@@ -74,10 +74,12 @@ def export_bundle(
     *,
     report: Report,
     source_of: SourceOf = source_of,
+    check_defaults: CheckDefaults = lambda _: None,
 ) -> ExportResult:
     """Export the checkpoints to ``config.output``; ``report`` gets a short line for each stage.
 
-    A bundle is whole or absent: after any error ``config.output`` is unchanged.
+    A bundle is whole or absent: after any error ``config.output`` is unchanged. ``check_defaults``:
+    of the runtime that will open it.
 
     Raises:
         ExportError: an option, a checkpoint, the pair or the result is not usable.
@@ -101,7 +103,7 @@ def export_bundle(
         new_bundle(config.output) as folder,
     ):
         write_tokenizer_files(target, folder, report)  # early: it may be refused
-        check_request_defaults(target, folder)
+        check_request_defaults(target, folder, check_defaults)
         write_text_checks(folder, target.bos_token_id)
         target_entry = export_model(target, folder, config, report, source_of)
         draft_entry = None

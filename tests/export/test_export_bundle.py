@@ -12,6 +12,7 @@ from dsbd_export.config import ExportConfig
 from dsbd_export.errors import ExportError
 from dsbd_export.pipeline import export_bundle
 from dsbd_export.progress import silent
+from dsbd_ort.option_defaults import check_defaults
 from dsbd_runtime.bundle_files.bundle import open_bundle
 from dsbd_runtime.parts.cache_entries import equal_caches
 from scripts.family_checkpoints import write_checkpoint
@@ -67,7 +68,8 @@ def test_defaults_that_no_request_could_use_are_refused(llama_folder, tmp_path, 
     folder = shutil.copytree(llama_folder, tmp_path / "checkpoint")
     edit_json(folder / "generation_config.json", **wrong)
     with pytest.raises(ExportError) as caught:
-        export_bundle(ExportConfig(target=str(folder), output=tmp_path / "bundle"), report=silent)
+        config = ExportConfig(target=str(folder), output=tmp_path / "bundle")
+        export_bundle(config, report=silent, check_defaults=check_defaults)
     assert f"{folder}/generation_config.json has a default that no request" in str(caught.value)
     assert next(iter(wrong)) in str(caught.value).partition("use: ")[2]
     assert not (tmp_path / "bundle").exists()

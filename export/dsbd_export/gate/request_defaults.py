@@ -1,22 +1,24 @@
 """Defaults of requests in generation_config.json, which the runtime must be able to use.
 
-A file of its own: the one module of the export that reads options of requests, as the runtime does.
+The caller brings the check, as the export knows no options of requests.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 
 from dsbd_errors import DsbdError
 from dsbd_export.checkpoints.checkpoint import Checkpoint
 from dsbd_export.errors import ExportError
 from dsbd_export.gate.unwritten_bundle import NOT_MEASURED, unwritten_bundle
-from dsbd_ort.decoding.request import check_token_ids
-from dsbd_ort.option_defaults import ModelDefaults, resolve
-from dsbd_runtime.bundle_files.bundle import GENERATION_CONFIG_FILE, ModelEntry
+from dsbd_runtime.bundle_files.bundle import GENERATION_CONFIG_FILE, Bundle, ModelEntry
 from dsbd_runtime.bundle_files.manifest import FileEntry
 
+CheckDefaults = Callable[[Bundle], None]
+"""Raises DsbdError if an opening of a bundle, or every request to it, refuses its defaults."""
 
-def check_request_defaults(checkpoint: Checkpoint, folder: Path) -> None:
-    """Raise ExportError if an opening, or every request, would refuse the file in ``folder``."""
+
+def check_request_defaults(checkpoint: Checkpoint, folder: Path, check: CheckDefaults) -> None:
+    """Raise ExportError if the file in ``folder`` does not pass."""
     file = folder / GENERATION_CONFIG_FILE
     if not file.is_file():
         return
@@ -40,7 +42,7 @@ def check_request_defaults(checkpoint: Checkpoint, folder: Path) -> None:
     bundle = unwritten_bundle(folder, "target", entry)
     bundle.manifest.files[GENERATION_CONFIG_FILE] = FileEntry(size=0, sha256="")
     try:
-        check_token_ids(resolve({}, ModelDefaults.from_bundle(bundle)), entry.vocab_size)
+        check(bundle)
     except DsbdError as error:
         raise ExportError(
             f"{checkpoint.folder / GENERATION_CONFIG_FILE} has a default that no request could "
