@@ -224,8 +224,8 @@ def _adapted(checkpoint: Checkpoint, source: str | None) -> Checkpoint:
     if not folder.is_dir():
         _check_hub_id("adapter", source, "adapter_config.json")
         folder = _downloaded(source, None, _HUB_FILES, _HUB_OLD_ADAPTERS)
-    if reason := pointer_in(folder):
-        raise ExportError(f"the adapter at {folder} cannot be read: {reason}")
+    if refusal := pointer_in(folder):
+        raise ExportError(f"the adapter at {folder} cannot be read: {refusal}")
     adapter = read_adapter(source, folder)
     grown = adapter.grown(checkpoint.vocab_size)
     return _checked_tokens(replace(checkpoint, adapter=adapter, vocab_size=grown))
