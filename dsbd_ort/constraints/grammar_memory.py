@@ -1,11 +1,14 @@
 """Memory of grammars: counted for each, and bounded for all grammars of a tokenizer together.
 
 The matchers of a grammar share a lexer, which keeps every state that a path has reached: up to 4 kB
-each if the grammar has hundreds of terminals. The library does not report its memory, so the
-allocations of the process before and after its calls are compared. This includes allocations of
-other threads in the meantime, which even out over many calls. Such a look visits all free memory:
-0.7 ms once a tokenizer of 150,000 tokens has been read. Without a limit the growth of the process
-says well enough when a grammar should be compiled anew.
+each if the grammar has hundreds of terminals. The library does not report its memory, so that of
+the process before and after its calls is compared. There are two measures:
+
+* the *resident* memory, read in microseconds. It does not grow while a grammar uses memory that
+  was freed before. So freed memory is given back to the system (a trim) once it may be 16 MiB.
+* the *allocated* memory. A look visits all free memory: 0.7 ms once a tokenizer of 150,000 tokens
+  has been read. So it is used only if the grammars together use half of their limit. It includes
+  allocations of other threads in the meantime, which even out over many calls.
 """
 
 from __future__ import annotations
@@ -26,6 +29,8 @@ MOST_BYTES = 256 << 20  # limit of all grammars of a tokenizer together
 _LONG_LOOK = 5e-4
 _TRIM_SECONDS = 1.0  # between two trims
 _BYTES_OF_ONE_STEP = 64 << 20  # the masks of one step may add this before it is counted
+_UNSEEN_BYTES = 16 << 20  # freed memory that is not given back at once
+_RESERVED_BYTES = _BYTES_OF_ONE_STEP + _UNSEEN_BYTES
 
 
 class GrammarMemory:
@@ -51,29 +56,34 @@ class GrammarMemory:
     @contextlib.contextmanager
     def compiling(self) -> Iterator[None]:
         """Count allocations within the block; refuse the grammar if it does not fit."""
-        before = held_bytes()
+        before, resident = held_bytes(), resident_bytes()
         yield
         self.compiled = max(0, held_bytes() - before)
-        self._limit.take_in(self)
+        self._limit.take_in(self, resident_bytes() - resident)
 
     @contextlib.contextmanager
     def following(self) -> Iterator[None]:
         """Count allocations within the block; end a request whose grammar uses too much."""
         self.check()
-        before = self.look()
         try:
-            yield
+            with self.counting():
+                yield
         except ConstraintError:
             self.has_failed = True
             raise
-        finally:
-            self.add(self.look() - before)
         self._limit.keep()
         self.check()
 
-    def look(self) -> int:
-        """Return the memory of this process, as exactly as the limit needs it."""
-        return held_bytes() if self._limit.is_set else resident_bytes()
+    @contextlib.contextmanager
+    def counting(self) -> Iterator[None]:
+        """Count allocations within the block, as exactly as the limit needs it."""
+        is_exact = self._limit.is_near
+        before = held_bytes() if is_exact else resident_bytes()
+        try:
+            yield
+        finally:
+            # other parts of the process may have given memory back
+            self.add(held_bytes() - before if is_exact else max(0, resident_bytes() - before))
 
     def add(self, num_bytes: int = 0, *, num_requests: int = 0) -> None:
         """Add allocated bytes and started requests; negative numbers are freed and ended ones."""
@@ -91,7 +101,10 @@ class GrammarMemory:
 
 
 class MemoryLimit:
-    """Bound of the memory of several grammars. Safe to use from several threads."""
+    """Bound of the memory of several grammars. Safe to use from several threads.
+
+    is_near: whether the grammars use half of the limit, so that their memory is counted exactly.
+    """
 
     def __init__(self, most_bytes: int | None, drop_one: Callable[[], bool]) -> None:
         """``drop_one`` drops a grammar that is over or unused, and returns whether it found one."""
@@ -99,15 +112,18 @@ class MemoryLimit:
         self._drop_one = drop_one
         self._memories: weakref.WeakSet[GrammarMemory] = weakref.WeakSet()
         self._lock = threading.RLock()
+        self.is_near = False
+        self._num_bytes = self._num_freed = 0  # at the last step; since the last trim
 
-    @property
-    def is_set(self) -> bool:
-        return self._most_bytes is not None
+    def take_in(self, memory: GrammarMemory, growth: int = 0) -> None:
+        """Add a grammar, or refuse it: running requests have priority over new ones.
 
-    def take_in(self, memory: GrammarMemory) -> None:
-        """Add a grammar, or refuse it: running requests have priority over new ones."""
+        growth: bytes of the process for compiling it, some of which are free again.
+        """
         with self._lock:
             self._memories.add(memory)
+            self._num_freed += max(0, growth - memory.num_bytes)
+            self._choose_measure()
             if self._is_exceeded():
                 memory.is_over = True
                 memory.check()
@@ -121,6 +137,19 @@ class MemoryLimit:
                 if largest is not None:
                     largest.is_over = True
                     self._drop_one()
+            self._choose_measure()
+
+    def _choose_measure(self) -> None:
+        """Note whether the limit is near; give back what grammars have freed, to see new growth."""
+        if self._most_bytes is None:
+            return
+        num_bytes = sum(memory.num_bytes for memory in self._memories)
+        self._num_freed += max(0, self._num_bytes - num_bytes)
+        self._num_bytes = num_bytes
+        if self._num_freed > _UNSEEN_BYTES and (library := _glibc()) is not None:
+            library.malloc_trim(0)
+            self._num_freed = 0
+        self.is_near = num_bytes > (self._most_bytes - _RESERVED_BYTES) // 2
 
     @property
     def _counted(self) -> list[GrammarMemory]:
@@ -129,7 +158,7 @@ class MemoryLimit:
     def _is_exceeded(self) -> bool:
         if self._most_bytes is None:
             return False
-        most = self._most_bytes - _BYTES_OF_ONE_STEP
+        most = self._most_bytes - _RESERVED_BYTES
         while sum(memory.num_bytes for memory in self._counted) > most:
             if not self._drop_one():
                 return True

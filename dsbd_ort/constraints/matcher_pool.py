@@ -161,10 +161,10 @@ class MatcherPool:
             self._guide = _Guide(self._name, root)
 
     def __del__(self) -> None:
-        before = self._memory.look()
-        self._runners.clear()
-        self._guide = None
-        self._memory.add(self._memory.look() - before, num_requests=-1)
+        with self._memory.counting():
+            self._runners.clear()
+            self._guide = None
+        self._memory.add(num_requests=-1)
 
     def look_up(self, positions: Sequence[Position]) -> list[tuple[NDArray[np.int32], bool]]:
         """Return the mask of each position, and whether the text may end there."""
