@@ -54,6 +54,15 @@ def test_a_byte_order_mark_is_no_text(name, tmp_path):
     assert read(file) == expected
 
 
+@pytest.mark.parametrize("name", READERS)
+def test_a_pointer_of_git_lfs_is_named(name, tmp_path):
+    suffix, _, read = READERS[name]
+    file = tmp_path / f"file{suffix}"
+    file.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
+    with pytest.raises(DsbdError, match="git lfs pull"):
+        read(file)
+
+
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32"])
 @pytest.mark.parametrize("name", READERS)
 def test_another_encoding_is_named(name, encoding, tmp_path):

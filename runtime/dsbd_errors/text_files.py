@@ -4,6 +4,8 @@ import codecs
 import gzip
 import io
 
+from dsbd_errors.git_lfs import is_pointer
+
 _OTHERS = {  # the mark of UTF-32 begins with that of UTF-16
     codecs.BOM_UTF32_LE: "UTF-32",
     codecs.BOM_UTF32_BE: "UTF-32",
@@ -25,12 +27,14 @@ def opened_text(
     file: io.BufferedReader | gzip.GzipFile, newline: str | None = None
 ) -> io.TextIOWrapper:
     """Return a file that is open for bytes as one of text; see ``text_of``."""
-    check_utf_8(file.peek(4))
+    check_utf_8(file.peek(64))
     return io.TextIOWrapper(file, encoding="utf-8-sig", newline=newline)
 
 
 def check_utf_8(head: bytes) -> None:
-    """Raise a UnicodeError that names UTF-16 or UTF-32, from the first bytes of a file."""
+    """Raise a UnicodeError that names UTF-16, UTF-32 or git LFS, from the first bytes of a file."""
+    if is_pointer(head):
+        raise UnicodeError("it is a pointer of git LFS, not the file itself; run 'git lfs pull'")
     name = next((name for mark, name in _OTHERS.items() if head.startswith(mark)), "")
     if not name and [byte == 0 for byte in head[:4]] in _HALVES:
         name = "UTF-16"
