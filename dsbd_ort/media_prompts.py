@@ -204,9 +204,10 @@ class MediaReader:
         if max(num_tokens, num_rows) >= self.context_length:
             front_end, at_least = self.front_end, "" if num_tokens else "at least "
             raise CapacityError(
-                f"this model's maximum context length is {self.context_length} tokens, the prompt "
-                f"has {at_least}{num_tokens or num_rows}, {num_rows} of them the rows of "
-                f"{len(media)} {front_end.noun}s; {front_end.shorten}"
+                f"the prompt is too long: this model's maximum context length is "
+                f"{self.context_length} tokens, the prompt has {at_least}{num_tokens or num_rows}, "
+                f"{num_rows} of them the rows of {len(media)} {front_end.noun}s; "
+                f"{front_end.shorten}"
             )
 
 

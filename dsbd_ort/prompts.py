@@ -69,13 +69,17 @@ def check_context(bundle: Bundle, num_prompt_tokens: int, max_new_tokens: int) -
     limit = bundle.context_length
     of_target = bundle.manifest.target.context_length
     whose = f" (the draft's; the target's has {of_target})" if limit < of_target else ""
-    context = f"this model's maximum context length is {limit} tokens{whose}"  # clients look for it
+    # litellm looks for the context, langchain for the beginning.
+    context = f"this model's maximum context length is {limit} tokens{whose}, the prompt has"
     if num_prompt_tokens >= limit:
-        raise CapacityError(f"{context}, the prompt has {num_prompt_tokens}; shorten the prompt")
+        raise CapacityError(
+            f"the prompt is too long: {context} {num_prompt_tokens}; shorten the prompt"
+        )
     if num_prompt_tokens + max_new_tokens > limit:
         raise CapacityError(
-            f"{context}, the prompt has {num_prompt_tokens} and max_new_tokens is {max_new_tokens}"
-            f"; use max_new_tokens {limit - num_prompt_tokens} or less, or a shorter prompt"
+            f"the prompt is too long for max_new_tokens {max_new_tokens}: {context} "
+            f"{num_prompt_tokens}; use max_new_tokens {limit - num_prompt_tokens} or less, or a "
+            "shorter prompt"
         )
 
 

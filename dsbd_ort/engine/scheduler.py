@@ -149,9 +149,10 @@ class Scheduler:
         """
         if request.most_rows > self.max_rows:
             raise CapacityError(
-                f"the request exceeds the available context size: it may need {request.most_rows} "
-                f"cache rows ({request.num_prompt_tokens} of them for the prompt), the service has "
-                f"{self.max_rows}; use fewer beams or new tokens, a shorter draft or prompt"
+                "the prompt is too long for its options, or exceeds the available context size: "
+                f"the request may need {request.most_rows} cache rows ({request.num_prompt_tokens} "
+                f"of them for the prompt), the service has {self.max_rows}; use fewer beams or new "
+                "tokens, a shorter draft or prompt"
             )
         limits, num_running, num_waiting = self._limits, len(self.running), len(self.waiting)
         num_counted = sum(not each.is_further for each in self.unfinished)

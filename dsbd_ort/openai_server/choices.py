@@ -39,8 +39,8 @@ def check_prompt(num_tokens: int, settings: ServingSettings) -> None:
     limit = settings.max_prompt_tokens
     if limit is not None and num_tokens > limit:
         raise bad_request(
-            f"the prompt has {num_tokens} tokens, which exceeds the available context size: this "
-            f"server allows {limit}; shorten it",
+            f"the prompt is too long: it has {num_tokens} tokens, which exceeds the available "
+            f"context size: this server allows {limit}; shorten it",
             "prompt",
             "context_length_exceeded",
         )

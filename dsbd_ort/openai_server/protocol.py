@@ -96,7 +96,7 @@ class PredictedContent(BaseModel):
     def text(self) -> str:
         if isinstance(self.content, str):
             return self.content
-        return "\n".join(part.text for part in self.content)
+        return "".join(part.text for part in self.content)
 
 
 class GenerationBody(ConstraintFields):

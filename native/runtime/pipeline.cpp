@@ -197,10 +197,14 @@ void Pipeline::check_context(std::size_t num_prompt_tokens, std::size_t max_new_
     const std::size_t limit = bundle_.context_length();
     const std::string context = "this model's maximum context length is " + std::to_string(limit) +
                                 " tokens, the prompt has " + std::to_string(num_prompt_tokens);
-    if (num_prompt_tokens >= limit) throw CapacityError(context + "; shorten the prompt");
+    const std::string begin = "the prompt is too long";
+    if (num_prompt_tokens >= limit) {
+        throw CapacityError(begin + ": " + context + "; shorten the prompt");
+    }
     if (num_prompt_tokens + max_new_tokens > limit) {
-        throw CapacityError(context + " and max_new_tokens is " + std::to_string(max_new_tokens) +
-                            "; use max_new_tokens " + std::to_string(limit - num_prompt_tokens) +
+        throw CapacityError(begin + " for max_new_tokens " + std::to_string(max_new_tokens) + ": " +
+                            context + "; use max_new_tokens " +
+                            std::to_string(limit - num_prompt_tokens) +
                             " or less, or a shorter prompt");
     }
 }

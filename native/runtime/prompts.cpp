@@ -66,7 +66,8 @@ void PromptReader::check_length(std::size_t num_tokens) const {
         limit = std::min(limit, bundle_.draft->encoder->context_length);
     }
     if (num_tokens <= limit) return;
-    throw CapacityError("this model's maximum context length is " + std::to_string(limit) +
+    throw CapacityError("the prompt is too long: this model's maximum context length is " +
+                        std::to_string(limit) +
                         " tokens of a source, the source has " + std::to_string(num_tokens) +
                         "; split it, as by sentences");
 }

@@ -123,7 +123,8 @@ void Service::enqueue(const LivePointer& live) {
     if (!failure_.empty()) throw InternalError(failure_);
     if (is_closing_) throw Error("the pipeline is closed or closing; open another one");
     if (live->most_rows > max_rows_) {
-        throw CapacityError("the request exceeds the available context size: it may need " +
+        throw CapacityError("the prompt is too long for its options, or exceeds the available "
+                            "context size: the request may need " +
                             std::to_string(live->most_rows) + " cache rows (" +
                             std::to_string(live->num_prompt_tokens) +
                             " of them for the prompt), the service has " +

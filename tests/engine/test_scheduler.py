@@ -181,7 +181,7 @@ def test_a_full_queue_refuses_and_a_free_place_needs_no_queue() -> None:
 
 def test_what_would_wait_for_ever_is_refused() -> None:
     with pytest.raises(
-        CapacityError, match=r"available context size: it may need 101 cache rows .1 of"
+        CapacityError, match=r"context size: the request may need 101 cache rows .1 of"
     ):
         scheduler().enqueue(request(101))
 

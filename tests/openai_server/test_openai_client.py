@@ -185,10 +185,11 @@ PARTS = [{"type": "text", "text": "He"}, {"type": "text", "text": "y"}]
 
 def test_chat_fills_the_template(client, pipeline):
     system = {"role": "system", "content": "Be brief."}
-    plain = [system, {"role": "user", "content": "Hey"}]
-    wanted = pipeline.generate(pipeline.chat_prompt(plain), max_new_tokens=TOKENS, seed=5)
-    text = wanted.sequences[0].text
-    asked = {"model": MODEL, "messages": [system, {"role": "user", "content": PARTS}], "seed": 5}
+    prompt = pipeline.chat_prompt([system, {"role": "user", "content": "He\ny"}])
+    text = pipeline.generate(prompt, max_new_tokens=TOKENS, seed=5).sequences[0].text
+    messages = [system, {"role": "user", "content": PARTS}]
+    assert pipeline.chat_prompt(messages) == prompt
+    asked = {"model": MODEL, "messages": messages, "seed": 5}
     answer = client.chat.completions.create(**asked, max_completion_tokens=TOKENS)
     (choice,) = answer.choices
     assert (choice.message.role, choice.message.content) == ("assistant", text)
@@ -218,7 +219,8 @@ def test_errors_are_the_clients_exceptions(client):
         client.completions.create(model=MODEL, prompt="x" * 2100)
     assert too_long.value.code == "context_length_exceeded"
     assert too_long.value.body["message"].startswith(
-        "this model's maximum context length is 2048 tokens, the prompt has 2100"
+        "the prompt is too long: this model's maximum context length is 2048 tokens, the prompt "
+        "has 2100"
     )
 
 

@@ -89,10 +89,10 @@ def test_an_answer_without_a_trie_tells_its_score_alone(server):
 
 REFUSED = [
     ({"num_beams": 257}, "num_beams amounts to 257, this server allows 256"),
-    ({"num_beams": 65, "num_return_sequences": 65}, "n amounts to 65 sequences"),
+    ({"num_beams": 65, "num_return_sequences": 65}, "num_return_sequences amounts to 65 sequences"),
     (
         {"num_beams": 4, "num_return_sequences": 5},
-        "num_beams is 4, but n, best_of or num_return_sequences is 5",
+        "num_beams is 4, but 5 sequences are returned or tried",
     ),
 ]
 

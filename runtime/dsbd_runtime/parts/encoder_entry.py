@@ -205,6 +205,6 @@ def check_length(num_tokens: int, limit: int) -> None:
     """Raise CapacityError for a source of more tokens than an encoder reads."""
     if num_tokens > limit:
         raise CapacityError(
-            f"this model's maximum context length is {limit} tokens of a source, the source has "
-            f"{num_tokens}; split it, as by sentences"
+            f"the prompt is too long: this model's maximum context length is {limit} tokens of a "
+            f"source, the source has {num_tokens}; split it, as by sentences"
         )

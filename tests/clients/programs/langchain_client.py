@@ -4,6 +4,7 @@ import json
 import sys
 from importlib.metadata import version
 
+from langchain_core.exceptions import ContextOverflowError
 from langchain_openai import ChatOpenAI, OpenAI
 
 url, model = sys.argv[1:]
@@ -22,4 +23,8 @@ own = {"seed": None, "extra_body": {"seed": 3}}  # the SDK's method has no seed
 said = ChatOpenAI(**{**server, **own}, max_tokens=8, use_responses_api=True)
 found["response"] = said.invoke(messages).text
 found["response_stream"] = "".join(str(part.text) for part in said.stream(messages))
+try:
+    ChatOpenAI(**server, max_tokens=8000).invoke(messages)
+except ContextOverflowError:
+    found["too_long"] = True
 print(json.dumps(found))

@@ -36,4 +36,8 @@ found["text"] = (
     .choices[0]
     .text
 )
+try:
+    litellm.completion(**{**chat, "max_tokens": 8000})
+except litellm.ContextWindowExceededError:
+    found["too_long"] = True
 print(json.dumps(found))
