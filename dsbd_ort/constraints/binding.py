@@ -13,6 +13,7 @@ the others set its layout or its end:
 Every grammar may also have ``"canonical": true``.
 """
 
+import contextlib
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -166,10 +167,15 @@ class ConstraintBinding:
         self._tries = TrieFiles()
 
     def guard(self) -> None:
-        """Try grammars in a separate process from now on, because they are untrusted."""
+        """Try grammars in a separate process from now on, because they are untrusted.
+
+        Read the tokenizer now: for seconds, no other thread would run.
+        """
         with self._lock:
             if not self._is_guarded:
                 self._is_guarded, self._tokenizer = True, None
+        with contextlib.suppress(ConstraintError):  # each request with a grammar gets it
+            self.tokenizer.start()
 
     def close(self) -> None:
         """End the process that tries grammars, if any."""

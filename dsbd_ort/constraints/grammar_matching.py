@@ -143,6 +143,11 @@ class GrammarTokenizer:
                 del self._compiled[grammar]
             return bool(over or unused)
 
+    def start(self) -> None:
+        """Start the process that tries grammars, if they are untrusted."""
+        if self._trial is not None:
+            self._trial.start()
+
     def close(self) -> None:
         if self._trial is not None:
             self._trial.close()

@@ -5,12 +5,13 @@ prime of six digits, or rules nested thousands deep. So a server tries each gram
 with limits of time and memory, and uses it only if that process survives.
 """
 
+import contextlib
 import json
 import logging
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from multiprocessing import connection
 from pathlib import Path
 from typing import Any
@@ -60,7 +61,13 @@ class GrammarTrial:
             "most_seconds": MOST_SECONDS,
         }
         self._process: subprocess.Popen[str] | None = None
+        self._is_ready = False  # whether the process has read the tokenizer
         self._lock = threading.Lock()
+
+    def start(self) -> None:
+        """Start the process, which goes on to read the tokenizer; ``check`` reports errors."""
+        with self._lock, contextlib.suppress(GrammarTrialError):
+            self._started()
 
     def check(self, name: str, source: str, parts: Sequence[str] = ()) -> None:
         """Refuse a grammar that is invalid, cannot be followed, or exceeds the limits.
@@ -90,10 +97,10 @@ class GrammarTrial:
     def _verdict(self, grammar: dict[str, Any]) -> dict[str, Any]:
         """Return the answer of the process about a grammar; a lost process is replaced once."""
         for _ in range(_MOST_TRIES):
-            if self._process is None:
-                self._process = self._started()
+            process = self._ready()
             try:
-                verdict: dict[str, Any] = _exchange(self._process, grammar, MOST_SECONDS * _WALL)
+                _send(process, grammar)
+                verdict: dict[str, Any] = _answer(process, MOST_SECONDS * _WALL)
             except _WorkerLost as lost:
                 _log.warning("the process that tries grammars %s; another is started", lost)
                 self._end()
@@ -107,10 +114,20 @@ class GrammarTrial:
             f"the process that tries grammars was lost {_MOST_TRIES} times; try again later"
         )
 
+    def _ready(self) -> subprocess.Popen[str]:
+        process = self._started()
+        if not self._is_ready:
+            with self._starting():
+                _answer(process, _START_SECONDS)
+            self._is_ready = True
+        return process
+
     def _started(self) -> subprocess.Popen[str]:
+        if self._process is not None:
+            return self._process
         command = [sys.executable, "-P", str(Path(trial_worker.__file__))]
         try:
-            process = subprocess.Popen(
+            self._process = subprocess.Popen(
                 command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -122,39 +139,45 @@ class GrammarTrial:
                 f"the process that tries grammars cannot be started ({error.strerror}); "
                 "try again later"
             ) from error
+        with self._starting():
+            _send(self._process, self._head)
+        return self._process
+
+    @contextlib.contextmanager
+    def _starting(self) -> Iterator[None]:
+        """End the process if the block fails."""
         try:
-            _exchange(process, self._head, _START_SECONDS)
+            yield
         except BaseException as error:
-            _ended(process)
+            self._end()
             if not isinstance(error, _WorkerLost):
                 raise
             raise GrammarTrialError(
                 f"the process that tries grammars {error} before it was ready; try again later, "
-                f"or run {' '.join(command)} to see why"
+                f"or run {sys.executable} -P {trial_worker.__file__} to see why"
             ) from error
-        return process
 
     def _end(self) -> None:
         if self._process is not None:
-            _ended(self._process)
-            self._process = None
+            self._process.kill()
+            self._process.communicate()
+            self._process, self._is_ready = None, False
 
 
-def _exchange(process: subprocess.Popen[str], message: Any, seconds: float) -> Any:
-    assert process.stdin is not None and process.stdout is not None  # both are pipes
+def _send(process: subprocess.Popen[str], message: Any) -> None:
+    assert process.stdin is not None  # a pipe
     try:
         process.stdin.write(json.dumps(message) + "\n")
         process.stdin.flush()
     except BrokenPipeError:
         raise _WorkerLost("has ended") from None
+
+
+def _answer(process: subprocess.Popen[str], seconds: float) -> Any:
+    assert process.stdout is not None  # a pipe
     # ``select`` would refuse descriptors of 1,024 and more
     if not connection.wait([process.stdout.fileno()], seconds):
         raise _WorkerLost(f"gave no answer in {seconds:g} s")
     if not (line := process.stdout.readline()).endswith("\n"):
         raise _WorkerLost("has ended")
     return json.loads(line)
-
-
-def _ended(process: subprocess.Popen[str]) -> None:
-    process.kill()
-    process.communicate()

@@ -134,6 +134,12 @@ class Neighbour:
         self._thread.join()
 
 
+def test_the_tokenizer_of_grammars_is_read_before_the_first_request(serve):
+    with serve() as server:
+        made = server.service.pipeline.constraints._tokenizer
+        assert made is not None and made._trial._process is not None
+
+
 def test_thirty_hostile_constraints(serve):
     assert len(HOSTILE) >= 30
     with serve() as server, httpx2.Client(base_url=server.url, timeout=60) as http:
