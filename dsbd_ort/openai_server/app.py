@@ -1,5 +1,6 @@
 """The FastAPI application: endpoints over a service, with log, API keys and body limits."""
 
+import asyncio
 import time
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
@@ -12,6 +13,7 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from dsbd_ort.engine import Service
+from dsbd_ort.openai_server import bodies
 from dsbd_ort.openai_server.chat import ChatBody, ChatBuilder, ChatCompletion
 from dsbd_ort.openai_server.completions import Completion, CompletionBody, CompletionBuilder
 from dsbd_ort.openai_server.errors import (
@@ -115,7 +117,8 @@ def _add_generation(app: FastAPI, handler: GenerationHandler, planner: Planner) 
     )
     async def responses(request: Request, body: ResponsesBody) -> Response:
         """Answer a conversation, with the items and events of OpenAI's newer endpoint."""
-        chat = body.chat_body()
+        threads = request.state.threads
+        chat = await asyncio.get_running_loop().run_in_executor(threads, body.chat_body)
         return await handler.respond(
             request,
             chat,
@@ -202,6 +205,7 @@ def create_app(
         redoc_url=None,
         redirect_slashes=False,
     )
+    bodies.prepare(app, settings.max_body_bytes)
     transcribes, encoder = service.pipeline.transcribes, service.pipeline.prompts.encoder
     answers = encoder is None or encoder.speech is None  # whether it reads text, or text as well
     if transcribes:

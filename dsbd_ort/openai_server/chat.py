@@ -6,6 +6,7 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from dsbd_ort.decoding.option_table import MOST_TOP_LOGPROBS
+from dsbd_ort.openai_server.bodies import Entries
 from dsbd_ort.openai_server.errors import bad_request
 from dsbd_ort.openai_server.protocol import (
     ChoiceReport,
@@ -61,6 +62,11 @@ class ContentPart(_Exact):
     input_audio: InputAudio | None = None
     image_url: ImageUrl | None = None
     cache_control: dict[str, Any] | None = None
+
+    @property
+    def num_media_bytes(self) -> int:
+        sound, picture = self.input_audio, self.image_url
+        return len(sound.data if sound else picture.url if picture else "")
 
     @model_validator(mode="before")
     @classmethod
@@ -118,9 +124,9 @@ class ChatMessage(BaseModel):
 
     model_config = ConfigDict(extra="allow", strict=True)
     role: str
-    content: str | list[ContentPart] | None = None
+    content: str | Entries[ContentPart] | None = None
     name: str | None = None
-    tool_calls: list[PastCall] | None = None
+    tool_calls: Entries[PastCall] | None = None
     tool_call_id: str | None = None
     cache_control: dict[str, Any] | None = None
 
@@ -148,12 +154,12 @@ class ChatMessage(BaseModel):
 class ChatBody(GenerationBody):
     """The request."""
 
-    messages: list[ChatMessage]
+    messages: Entries[ChatMessage]
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MOST_TOP_LOGPROBS)
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
-    tools: list[Tool] | None = None
+    tools: Entries[Tool] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
 
@@ -164,6 +170,12 @@ class ChatBody(GenerationBody):
     @property
     def has_media(self) -> bool:
         return any(message.has_media for message in self.messages)
+
+    @property
+    def num_media_bytes(self) -> int:
+        """Bytes of the sounds and pictures, which have a limit of their own."""
+        contents = (each.content for each in self.messages if isinstance(each.content, list))
+        return sum(part.num_media_bytes for content in contents for part in content)
 
     @property
     def num_top_logprobs(self) -> int | None:

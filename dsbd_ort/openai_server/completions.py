@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import BaseModel, Field
 
 from dsbd_ort.decoding.option_table import MOST_TOP_LOGPROBS
+from dsbd_ort.openai_server.bodies import Entries
 from dsbd_ort.openai_server.errors import bad_request
 from dsbd_ort.openai_server.protocol import (
     ChoiceReport,
@@ -25,7 +26,7 @@ from dsbd_ort.openai_server.protocol import (
 class CompletionBody(GenerationBody):
     """The request."""
 
-    prompt: str | list[str] | list[int] | list[list[int]]
+    prompt: str | Entries[str] | Entries[int] | Entries[Entries[int]]
     best_of: int | None = Field(None, ge=1)
     logprobs: int | None = Field(None, ge=0, le=MOST_TOP_LOGPROBS)
     echo: bool | None = None

@@ -126,7 +126,8 @@ class GenerationHandler:
             on_end.callback(generation.close)
             # In a thread: tokenizing would delay other clients. Grammars may take a second each,
             # and pictures at URLs ten: they have threads of their own and delay only their like.
-            threads = self._grammar_threads if body.may_take_long else None
+            threads = request.state.threads
+            threads = self._grammar_threads if body.may_take_long else threads
             threads = self._media_threads if body.has_media else threads
             plan = await asyncio.get_running_loop().run_in_executor(
                 threads, _submitted, generation, plan_of, body
@@ -138,8 +139,8 @@ class GenerationHandler:
                 events = streamed_events(results, plan, builder, tokenizer, options, named)
                 return EventStream(events, on_end.pop_all().close)
             work = full_response(results, plan, builder, tokenizer)
-            response = await while_connected(request.receive, work)
-            return Response(response.model_dump_json(), media_type="application/json")
+            content = await while_connected(request.receive, work)
+            return Response(content, media_type="application/json")
 
     def _tokenizer(self, body: GenerationBody) -> Tokenizer:
         tokenizer = self._service.pipeline.tokenizer

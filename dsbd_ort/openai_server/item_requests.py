@@ -16,16 +16,15 @@ Nothing is stored, so the whole conversation is in ``input``.
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
-from fastapi.exceptions import RequestValidationError
 from pydantic import (
     BaseModel,
     ConfigDict,
     Discriminator,
     Tag,
-    ValidationError,
     model_validator,
 )
 
+from dsbd_ort.openai_server.bodies import Entries, validated
 from dsbd_ort.openai_server.chat import ChatBody
 from dsbd_ort.openai_server.errors import ErrorResponse
 from dsbd_ort.openai_server.protocol import with_names
@@ -107,7 +106,7 @@ class InputMessage(_Item):
     use = "message, function_call or function_call_output"
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
-    content: str | list[InputText]
+    content: str | Entries[InputText]
     phase: str | None = None
 
 
@@ -125,7 +124,7 @@ class FunctionCallOutput(_Item):
 
     type: Literal["function_call_output"]
     call_id: str
-    output: str | list[InputText]
+    output: str | Entries[InputText]
 
 
 class PastReasoning(_Item):
@@ -215,9 +214,9 @@ class ResponsesBody(BaseModel):
 
     model_config = ConfigDict(extra="allow", strict=True)
     model: str
-    input: str | list[InputItem]
+    input: str | Entries[InputItem]
     instructions: str | None = None
-    tools: list[FunctionTool] | None = None
+    tools: Entries[FunctionTool] | None = None
     tool_choice: Literal["none", "auto", "required"] | ChosenFunction | None = None
     parallel_tool_calls: bool | None = None
     text: TextOptions | None = None
@@ -244,11 +243,7 @@ class ResponsesBody(BaseModel):
             "parallel_tool_calls": self.parallel_tool_calls,
             "response_format": form and form.for_chat(),
         }
-        try:
-            return ChatBody.model_validate(fields)
-        except ValidationError as error:
-            faults = [{**each, "loc": ("body", *each["loc"])} for each in error.errors()]
-            raise RequestValidationError(faults, body=fields) from error
+        return validated(ChatBody, fields)
 
     def own_error(self, error: ErrorResponse) -> ErrorResponse:
         """Return an error of the chat endpoint, with the names of this one's fields."""

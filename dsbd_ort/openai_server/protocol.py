@@ -13,6 +13,7 @@ from dsbd_ort.decoding import STRATEGIES, DecodingOptions
 from dsbd_ort.decoding.drafting.prediction import Prediction
 from dsbd_ort.decoding.option_table import OPTION_TABLE
 from dsbd_ort.decoding.option_values import did_you_mean
+from dsbd_ort.openai_server.bodies import Entries
 from dsbd_ort.openai_server.errors import ErrorResponse, bad_request
 from dsbd_ort.openai_server.request_fields import FIELDS, without_neutral
 from dsbd_ort.openai_server.structured import ConstraintFields
@@ -90,7 +91,7 @@ class PredictedContent(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
     type: Literal["content"]
-    content: str | list[PredictedPart]
+    content: str | Entries[PredictedPart]
 
     @property
     def text(self) -> str:
@@ -112,8 +113,8 @@ class GenerationBody(ConstraintFields):
     temperature: float | None = None
     top_p: float | None = None
     seed: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = Field(None, max_length=64)
+    stop: str | Entries[str] | None = None
+    stop_token_ids: Entries[int] | None = Field(None, max_length=64)
     ignore_eos: bool | None = None
     min_tokens: int | None = Field(None, ge=0)
     stream: bool | None = None

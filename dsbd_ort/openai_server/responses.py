@@ -1,5 +1,6 @@
 """Engine results to HTTP responses: texts of tokens, responses in one piece, server-sent events."""
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import asdict
 
@@ -29,6 +30,7 @@ from dsbd_ort.results import GeneratedSequence, GenerationResult, StreamPiece
 from dsbd_runtime.text.stream_decoder import TextWindow
 from dsbd_runtime.text.tokenizer import Tokenizer
 
+_FEW_TOKENS = 16  # whose chunks take at most some milliseconds
 LEAST_LOGPROB = -9999.0
 """Log-probability of an impossible token, as OpenAI returns it: JSON has no infinity."""
 
@@ -134,12 +136,24 @@ _STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 async def full_response(
     results: Results, plan: GenerationPlan, builder: Builder, tokenizer: Tokenizer | None
-) -> BaseModel:
-    """Return the best sequences of each prompt; ``tokenizer`` is given for log-probabilities."""
+) -> str:
+    """Return the best sequences of each prompt as JSON, made in a thread: it may take seconds.
+
+    tokenizer: given for log-probabilities.
+    """
     result_by_index = {
         index: event async for index, event in results if isinstance(event, GenerationResult)
     }
     in_order = [result_by_index[index] for index in range(len(plan.configs))]
+    return await asyncio.to_thread(_whole, in_order, plan, builder, tokenizer)
+
+
+def _whole(
+    in_order: Sequence[GenerationResult],
+    plan: GenerationPlan,
+    builder: Builder,
+    tokenizer: Tokenizer | None,
+) -> str:
     choices: list[BaseModel] = []
     num_new_tokens, returned = 0, list[GeneratedSequence]()
     for prompt_index, prompt_ids in enumerate(plan.prompts):
@@ -159,10 +173,10 @@ async def full_response(
             choices.append(builder.choice(index, text, tokens, finish_reason, rank))
     num_cached = sum(each.stats.num_cached_tokens for each in in_order[:: plan.num_samples])
     usage = _usage(plan, num_new_tokens, returned, num_cached)
-    return builder.full(choices, usage, _report(plan, plan.seed(), in_order))
+    return builder.full(choices, usage, _report(plan, plan.seed(), in_order)).model_dump_json()
 
 
-def _returned(plan: GenerationPlan, results: list[GenerationResult]) -> list[GeneratedSequence]:
+def _returned(plan: GenerationPlan, results: Sequence[GenerationResult]) -> list[GeneratedSequence]:
     sequences = [sequence for result in results for sequence in result.sequences]
     if plan.is_ranked:
         sequences = sorted(sequences, key=lambda each: -each.score)[: plan.num_choices]
@@ -229,13 +243,16 @@ async def streamed_events(
         async for index, event in results:
             if isinstance(event, StreamPiece):
                 chunks = choices.piece_chunks(index, event)
+                may_take_long = len(event.token_ids) > _FEW_TOKENS
             else:
                 chunks = choices.result_chunks(index, event)
-            for chunk in chunks:
+                may_take_long = True
+            for chunk in await asyncio.to_thread(list, chunks) if may_take_long else chunks:
                 yield chunk
         if options.include_usage:
             counts = choices.num_new_tokens, choices.returned, choices.num_cached_tokens
-            yield builder.event(usage=_usage(plan, *counts))
+            usage = await asyncio.to_thread(_usage, plan, *counts)
+            yield builder.event(usage=usage)
     except ErrorResponse as error:
         yield builder.error_event(named(error))
     yield builder.end

@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from dsbd_ort.constraints import TokenTrie
 from dsbd_ort.constraints.binding import constraint_from_data
 from dsbd_ort.decoding.errors import ConstraintError
+from dsbd_ort.openai_server.bodies import Entries
 from dsbd_ort.openai_server.errors import ErrorResponse, bad_request
 
 
@@ -56,7 +57,7 @@ class StructuredOutputs(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
     json_: dict[str, Any] | str | None = Field(None, alias="json")
     regex: str | None = None
-    choice: list[str] | None = None
+    choice: Entries[str] | None = None
     grammar: str | None = None
     json_object: Literal[True] | None = None
     disable_any_whitespace: bool | None = None
@@ -83,7 +84,7 @@ class ConstraintFields(BaseModel):
     structured_outputs: StructuredOutputs | None = None
     guided_json: dict[str, Any] | str | None = None
     guided_regex: str | None = None
-    guided_choice: list[str] | None = None
+    guided_choice: Entries[str] | None = None
     guided_grammar: str | None = None
     constraint: dict[str, Any] | None = None
 

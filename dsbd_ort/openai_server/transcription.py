@@ -211,7 +211,7 @@ class TranscriptionHandler:
             if form.stream:
                 return EventStream(_streamed(work.events()), on_end.pop_all().close)
             transcript = await while_connected(request.receive, work.transcript())
-            return _response(transcript, form.format)
+            return await asyncio.to_thread(_response, transcript, form.format)
 
     async def _begun(
         self,

@@ -133,6 +133,14 @@ def test_refused_transcriptions(
     assert error["param"] == param and words in error["message"]
 
 
+@pytest.mark.parametrize("content", ['"' + "a" * 2**16 + '"', "[" + "1," * 2**16 + "1]"])
+def test_only_the_sounds_may_make_a_body_large(server: RunningServer, content: str) -> None:
+    body = f'{{"model": "{MODEL}", "messages": [{{"role": "user", "content": {content}}}]}}'
+    answer = server.http.post("/v1/chat/completions", content=body)
+    assert answer.status_code == 413, answer.text
+    assert "without its sounds and pictures" in answer.json()["error"]["message"]
+
+
 def test_translations_are_refused(server: RunningServer) -> None:
     files = {"file": ("a.wav", SHORT)}
     answer = server.http.post("/v1/audio/translations", data={"model": MODEL}, files=files)

@@ -41,6 +41,9 @@ _PASSED_ON = (KeyboardInterrupt, SystemExit, MemoryError)
 _CODE = re.compile(r"\s*(>>[^\s<>]+<<)")
 _NO_TEXT = "\N{REPLACEMENT CHARACTER}"  # begins the names of pieces that never occur in a text
 _NUM_SHOWN = 12  # codes, in a message
+_LONG = 4096
+"""Characters, or tokens: longer ones are read as a batch of one, for which the library lets other
+threads of Python run. It takes a second for a million."""
 _BYTE = re.compile("<0x([0-9a-fA-F+][0-9a-fA-F])>")  # the library reads "+A" as 10 as well
 
 MOST_STRIPPED = 2
@@ -115,7 +118,7 @@ class Tokenizer:
             first.append(_id_of_code(found[1], self._id_by_code))
             text = text[found.end() :]
         try:
-            ids = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+            ids = self._ids_of(text, add_special_tokens)
         except _PASSED_ON:
             raise
         except BaseException as error:
@@ -125,13 +128,22 @@ class Tokenizer:
             ) from error
         return [*first, *ids]
 
+    def _ids_of(self, text: str, adds: bool) -> list[int]:
+        if len(text) <= _LONG:
+            return self._backend.encode(text, add_special_tokens=adds).ids
+        (found,) = self._backend.encode_batch([text], add_special_tokens=adds)
+        return found.ids
+
     def decode(self, token_ids: Sequence[int]) -> str:
         """Return the text without special tokens; bytes that are not UTF-8 become U+FFFD."""
         ids, skips = [int(i) for i in token_ids], self.skips_special_tokens
         if not ids:  # some decoders panic
             return ""
         try:
-            return self._backend.decode(ids, skip_special_tokens=skips)
+            if len(ids) <= _LONG:
+                return self._backend.decode(ids, skip_special_tokens=skips)
+            (text,) = self._backend.decode_batch([ids], skip_special_tokens=skips)
+            return text
         except _PASSED_ON:
             raise
         except BaseException as error:
