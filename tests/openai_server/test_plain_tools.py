@@ -200,7 +200,8 @@ def started(caplog, serve, **settings):
     """Return what a server says of tools until it listens."""
     caplog.clear()
     with caplog.at_level(logging.INFO), serve(**settings):
-        return [each.getMessage() for each in caplog.records if "tool" in each.getMessage()]
+        records = [each for each in caplog.records if each.name.startswith("dsbd_ort.openai_server")]
+        return [each.getMessage() for each in records if "tool" in each.getMessage()]
 
 
 def test_it_is_said_once_when_the_server_starts(serve, tool_bundle, tiny_bundle, caplog):
