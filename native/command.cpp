@@ -282,7 +282,7 @@ void answer_file(dsbd_pipeline* pipeline, const CommandLine& command) {
         ++number;
         if (line.find_first_not_of(" \t\r") != std::string::npos) lines.push_back({number, line});
     }
-    if (!lines.empty()) check_utf_8(lines.front(), command.input);
+    if (!lines.empty()) check_utf_8(lines.front().text, command.input);
     std::vector<std::string> answers(lines.size());
     std::atomic<std::size_t> next = 0;
     const auto work = [&] {
