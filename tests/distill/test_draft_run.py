@@ -310,7 +310,7 @@ def test_a_target_that_sees_later_tokens_is_refused(texts, tmp_path):
     tiny_tokenizer().save(str(folder / "tokenizer.json"))
     by_file = {"tokenizer_class": "PreTrainedTokenizerFast"}  # not BertTokenizer
     (folder / "tokenizer_config.json").write_text(json.dumps(by_file))
-    with pytest.raises(ExportError, match=r"no causal language model: its logits depend on later"):
+    with pytest.raises(ExportError, match=r"is an encoder \(BertConfig with is_decoder false\)"):
         run(config_of(folder, texts, tmp_path / "draft"))
     assert [path.name for path in tmp_path.iterdir()] == ["bert"]
 

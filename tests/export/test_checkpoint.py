@@ -170,7 +170,9 @@ def test_the_mask_of_each_layer():
 
 
 def test_the_folders_of_the_demo_pair(tmp_path):
-    with pytest.raises(ExportError, match=r"no .*config\.json; install .*scripts/train_demo_pair"):
+    with pytest.raises(
+        ExportError, match=r"no .*config\.json; it is in a checkout .*run scripts/demo"
+    ):
         demo_pair(tmp_path)
     for role in ("target", "draft"):
         (tmp_path / role).mkdir()

@@ -200,7 +200,9 @@ def started(caplog, serve, **settings):
     """Return what a server says of tools until it listens."""
     caplog.clear()
     with caplog.at_level(logging.INFO), serve(**settings):
-        records = [each for each in caplog.records if each.name.startswith("dsbd_ort.openai_server")]
+        records = [
+            each for each in caplog.records if each.name.startswith("dsbd_ort.openai_server")
+        ]
         return [each.getMessage() for each in records if "tool" in each.getMessage()]
 
 

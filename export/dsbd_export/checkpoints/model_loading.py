@@ -39,6 +39,8 @@ from dsbd_export.checkpoints.quantized_weights import (
 from dsbd_export.errors import ExportError, reason_of
 from dsbd_export.progress import MB, Counter, Report, silent
 
+_TIED = "tie_word_embeddings"
+
 
 def load_model(
     checkpoint: Checkpoint,
@@ -55,8 +57,9 @@ def load_model(
     with quiet_libraries(), _as_loading_errors(checkpoint):
         model, info = _load(checkpoint, TORCH_DTYPES[dtype], report, model_class)
     missing = sorted(info["missing_keys"])
-    lacks_head = missing or model.config.get_text_config(decoder=True).tie_word_embeddings
-    if lacks_head and (reason := refusal_of_head(info["unexpected_keys"])):
+    configs = model.config.get_text_config(decoder=True), model.config  # some name it in one alone
+    is_tied = next((c.tie_word_embeddings for c in configs if hasattr(c, _TIED)), False)
+    if (missing or is_tied) and (reason := refusal_of_head(info["unexpected_keys"])):
         raise ExportError(f"the {checkpoint.role} at {checkpoint.source} {reason}")
     if missing:
         raise ExportError(
