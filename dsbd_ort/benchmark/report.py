@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,13 @@ import numpy as np
 from dsbd_ort.benchmark.bench_run import NO_BASELINE, BenchRun, Measurement
 from dsbd_ort.benchmark.bootstrap import Estimate, Spread, bootstrap, spread
 from dsbd_ort.benchmark.machine import Machine
+from dsbd_ort.decoding import STRATEGIES
 from dsbd_runtime.bundle_files.manifest import ModelEntry, quantize_option
 
 SCHEMA_VERSION = 1
+
+FEWEST_PAIRS = 5
+"""With fewer pairs the resampled interval of a median is too narrow: it is not shown."""
 
 
 def precision_name(engine: ModelEntry | EngineInfo) -> str:
@@ -32,6 +37,15 @@ class TimeSplit:
     host: float
 
 
+class Verdict(Enum):
+    """Whether the draft of a run pays, compared with the same distribution without a draft."""
+
+    PAYS = "pays"
+    LOSES = "loses"
+    UNDECIDED = "no difference shown"
+    NOT_DRAFTED = "not drafted"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
     """A run against its baseline, pair by pair (same prompt, repetition and seed)."""
@@ -42,6 +56,10 @@ class Comparison:
     num_pairs: int
     num_identical: int  # pairs with identical tokens
     is_identical: bool
+
+    @property
+    def has_interval(self) -> bool:
+        return self.num_pairs >= FEWEST_PAIRS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +84,24 @@ class RunSummary:
     kv_bytes_peak: int | None
     energy_joules_per_token: float | None
     comparison: Comparison | None  # None for a baseline
+
+    @property
+    def drafted_nothing(self) -> bool:
+        """Whether a strategy with a draft made none in any request: its speed is the baseline's."""
+        has_draft = STRATEGIES[self.settings["strategy"]].has_draft
+        return has_draft and self.draft_acceptance_rate is None
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """None for a run that has no draft or no baseline."""
+        if self.comparison is None or not STRATEGIES[self.settings["strategy"]].has_draft:
+            return None
+        if self.drafted_nothing:
+            return Verdict.NOT_DRAFTED
+        speedup = self.comparison.speedup
+        if not self.comparison.has_interval or speedup.low <= 1.0 <= speedup.high:
+            return Verdict.UNDECIDED
+        return Verdict.PAYS if speedup.low > 1.0 else Verdict.LOSES
 
 
 def summarize(runs: Sequence[BenchRun], measurements: Sequence[Measurement]) -> list[RunSummary]:

@@ -37,7 +37,13 @@ from dsbd_ort.benchmark.report import (
     precision_name,
     summarize,
 )
-from dsbd_ort.commands.bench_table import VALUE_COLUMNS, WORK_COLUMNS, bench_table, invariance_table
+from dsbd_ort.commands.bench_table import (
+    VALUE_COLUMNS,
+    WORK_COLUMNS,
+    bench_table,
+    invariance_table,
+    verdict_line,
+)
 from dsbd_ort.commands.one_line import packages_of
 from dsbd_ort.commands.option_types import COUNT, COUNT_OR_NONE, PATH, OptionText
 from dsbd_ort.commands.options import flag, group, option, pipeline_settings
@@ -145,6 +151,8 @@ def run(arguments: BenchArguments) -> None:
     console = _stdout()
     console.print(bench_table(report.runs, title, VALUE_COLUMNS))
     console.print(bench_table(report.runs, title, WORK_COLUMNS))
+    if verdict := verdict_line(report.runs):
+        console.print(verdict, highlight=False, soft_wrap=True)
     try:
         if arguments.json_file is not None:
             write_whole(arguments.json_file, json_text(dataclasses.asdict(report), indent=1) + "\n")

@@ -5,14 +5,22 @@ from collections.abc import Callable, Sequence
 from rich.table import Table
 
 from dsbd_ort.benchmark.invariance import PairCount
-from dsbd_ort.benchmark.report import RunSummary
+from dsbd_ort.benchmark.report import RunSummary, Verdict
 
 Cell = Callable[[RunSummary], str]
 NOTHING = "-"  # does not apply, or was not measured
 
 
-def _speedup_interval(run: RunSummary) -> str:
+def _speedup(run: RunSummary) -> str:
     if run.comparison is None:
+        return NOTHING
+    return (
+        Verdict.NOT_DRAFTED.value if run.drafted_nothing else f"{run.comparison.speedup.value:.2f}"
+    )
+
+
+def _speedup_interval(run: RunSummary) -> str:
+    if run.comparison is None or run.drafted_nothing or not run.comparison.has_interval:
         return NOTHING
     return f"{run.comparison.speedup.low:.2f} to {run.comparison.speedup.high:.2f}"
 
@@ -38,7 +46,7 @@ VALUE_COLUMNS: dict[str, Cell] = {
     "quartiles": lambda run: (
         f"{run.tokens_per_s.quartile_1:.1f} to {run.tokens_per_s.quartile_3:.1f}"
     ),
-    "speed-up": lambda run: _number(run.comparison.speedup.value if run.comparison else None),
+    "speed-up": _speedup,
     "95 %": _speedup_interval,
     "same tokens": _same_tokens,
     "logprob/token": lambda run: f"{run.logprob_per_token:.3f}",
@@ -64,6 +72,17 @@ def bench_table(runs: Sequence[RunSummary], title: str, columns: dict[str, Cell]
     for run in runs:
         table.add_row(run.name, *(cell(run) for cell in columns.values()))
     return table
+
+
+def verdict_line(runs: Sequence[RunSummary]) -> str:
+    """Return which of the runs with a draft pay here: "pays: mine 1.52; not drafted: dsbd"."""
+    names: dict[Verdict, list[str]] = {verdict: [] for verdict in Verdict}
+    for run in runs:
+        if run.comparison is not None and (verdict := run.verdict) is not None:
+            is_drafted = verdict is not Verdict.NOT_DRAFTED
+            speedup = f" {run.comparison.speedup.value:.2f}" if is_drafted else ""
+            names[verdict].append(run.name + speedup)
+    return "; ".join(f"{verdict.value}: {', '.join(of)}" for verdict, of in names.items() if of)
 
 
 def invariance_table(pairs: Sequence[PairCount], title: str) -> Table:

@@ -36,7 +36,7 @@ class DecodingStats:
         kv_bytes_peak: most bytes allocated for both caches and for the distributions after nodes,
             None for models that do not report it.
         energy_joules: None if nothing can measure it.
-        drafter: what proposed, an option of the request; "none" for a strategy without a draft.
+        drafter: the option of the request; "none" if no draft was made.
     """
 
     num_iterations: int
@@ -129,7 +129,7 @@ class StatsRecorder:
             draft_s=draft.engine_s,
             target_s=target.engine_s,
             host_s=total - target.engine_s - draft.engine_s,
-            drafter=self.drafter,
+            drafter=self.drafter if self.num_draft_layers or draft.calls else "none",
         )
 
 
@@ -164,5 +164,5 @@ def summed_stats(parts: Sequence[DecodingStats]) -> DecodingStats:
         tokens_per_s=num_output / whole_s if whole_s > 0 else 0.0,
         kv_bytes_peak=max(peaks, default=None),
         energy_joules=sum(joules) if parts and len(joules) == len(parts) else None,
-        drafter=parts[0].drafter if parts else "none",
+        drafter=next((part.drafter for part in parts if part.drafter != "none"), "none"),
     )

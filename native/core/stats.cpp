@@ -45,6 +45,7 @@ DecodingStats StatsRecorder::stats(std::int64_t num_output_tokens) const {
     found.draft_rows = draft_.rows;
     found.target_calls = target_.calls;
     found.draft_calls = draft_.calls;
+    if (!found.num_draft_layers && !found.draft_calls) found.drafter = "none";
     found.time_to_first_token_s = first_token_at_.value_or(now) - began_;
     if (num_output_tokens > 1) {
         found.time_per_output_token_s =

@@ -16,6 +16,7 @@ from dsbd_ort.benchmark.bench_run import (
 )
 from dsbd_ort.benchmark.bootstrap import Spread, bootstrap, spread
 from dsbd_ort.benchmark.report import compare, summarize
+from dsbd_ort.commands.bench_table import VALUE_COLUMNS, verdict_line
 from tests.benchmark.fakes import stats
 
 
@@ -158,3 +159,30 @@ def test_interval_of_a_mean_is_near_the_normal_one_and_covers_the_truth_as_often
         num_covered += estimate.low <= 1.0 <= estimate.high
         assert 0.15 < estimate.high - estimate.low < 0.50  # 2 * 1.96 * 0.5 / sqrt(40) = 0.31
     assert 0.88 <= num_covered / num_trials <= 0.99
+
+
+NO_DRAFT = {"num_draft_tokens": 0, "num_accepted_tokens": 0, "draft_acceptance_rate": None}
+
+
+@pytest.mark.parametrize(
+    ("seconds", "num_pairs", "changes", "speedup", "interval", "verdict"),
+    [
+        (0.5, 5, {}, "2.00", "2.00 to 2.00", "pays: mine 2.00"),
+        (2.0, 5, {}, "0.50", "0.50 to 0.50", "loses: mine 0.50"),
+        (1.0, 5, {}, "1.00", "1.00 to 1.00", "no difference shown: mine 1.00"),
+        (0.5, 4, {}, "2.00", "-", "no difference shown: mine 2.00"),
+        (0.5, 5, NO_DRAFT, "not drafted", "-", "not drafted: mine"),
+    ],
+)
+def test_the_verdict_needs_a_draft_and_enough_pairs(
+    seconds, num_pairs, changes, speedup, interval, verdict
+):
+    options = {"strategy": "speculative", "max_new_tokens": 4}
+    runs = with_baselines([BenchRun(options=options, given_name="mine")])
+    pairs = [(index, 0) for index in range(num_pairs)]
+    of_plain = [measurement("sample", 1.0, pair, **NO_DRAFT) for pair in pairs]
+    drafted = [measurement("mine", seconds, pair, **changes) for pair in pairs]
+    plain, mine = summarize(runs, of_plain + drafted)
+    assert VALUE_COLUMNS["speed-up"](mine) == speedup
+    assert VALUE_COLUMNS["95 %"](mine) == interval
+    assert verdict_line([plain, mine]) == verdict and verdict_line([plain]) == ""

@@ -182,6 +182,16 @@ def test_rates_are_those_of_the_sums() -> None:
     assert both.kv_bytes_peak == 300
 
 
+@pytest.mark.parametrize(("max_new_tokens", "drafter"), [(1, "none"), (6, "model")])
+def test_a_request_that_drafted_nothing_names_no_drafter(max_new_tokens: int, drafter: str) -> None:
+    config = DecodingConfig(num_beams=2, draft_length=2, max_new_tokens=max_new_tokens)
+    models = TableModel(VOCAB, TARGET), TableModel(VOCAB, DRAFT)
+    one = decode(*models, PROMPT, config, np.random.default_rng(0)).stats
+    assert (one.drafter, one.num_draft_layers > 0) == (drafter, drafter == "model")
+    drafted = dataclasses.replace(one, drafter="model")
+    assert summed_stats([dataclasses.replace(one, drafter="none"), drafted]).drafter == "model"
+
+
 def test_every_field_is_counted() -> None:
     """A statistic that is added must be summed, too."""
     changed = {field.name for field in dataclasses.fields(DecodingStats)}
