@@ -101,9 +101,15 @@ class BundleRequests:
             ngram_pool=self._pools.of(caller) if self._pools and config.has_ngram_drafter else None,
             trace=trace,
             source=inputs.source,
+            begin_token=self._begin_token(token_ids),
             copied_ids=inputs.copied_ids,
             allowed_mass=allowed_mass,
         )
+
+    def _begin_token(self, token_ids: Sequence[int]) -> int | None:
+        """Return the token that begins every text, if this prompt begins with it."""
+        begin = self.bundle.manifest.target.bos_token_id
+        return begin if begin is not None and [*token_ids[:1]] == [begin] else None
 
     def resolve(self, options: Mapping[str, Any]) -> DecodingConfig:
         """Return the config of a request, ends and seed decided, or raise ConfigError."""

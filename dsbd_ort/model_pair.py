@@ -80,7 +80,7 @@ class KeptRows:
         if not self._are_reused:
             self.forget()
         for model, prefix in zip(self._models, self.prefixes, strict=False):
-            prefix.begin(identity)
+            prefix.begin(prefix.identity_of(identity))
             model.keep(prefix.rows)
             prefix.rows = np.arange(len(prefix.rows))
             model.shrink()

@@ -21,6 +21,7 @@ from dsbd_ort.decoding.option_values import (
     Texts,
     TokenSequences,
     Whole,
+    WholeOrName,
     Wholes,
 )
 from dsbd_ort.engine.limits import MOST, MOST_BYTES, MOST_SECONDS
@@ -51,6 +52,8 @@ class OptionText(click.ParamType[Any]):
         match self._domain:
             case Whole():
                 self.name = "INTEGER"
+            case WholeOrName(_, names):
+                self.name = "|".join(["INTEGER", *names])
             case Wholes():
                 self.name = "INT[,INT...]"
             case Number():
@@ -82,7 +85,7 @@ class OptionText(click.ParamType[Any]):
     def _parsed(self, text: str) -> Any:
         """Return the value of a text, or the text itself if it has none: it is then refused."""
         match self._domain:
-            case Whole():
+            case Whole() | WholeOrName():
                 return _whole(text)
             case Wholes():
                 return _wholes(text)

@@ -178,9 +178,11 @@ class BatchedDecoder:
         """Run a request up to its first engine call, after the rows that it can share."""
         member.has_started = True
         for role, view in member.views.items():
-            if view.spec.reads_features and not member.request.config.has_draft_model:
+            request = member.request
+            if view.spec.reads_features and not request.config.has_draft_model:
                 continue  # its rows could not be computed again without features
-            view.prefix = self.caches[role].longest_prefix(member.request.reusable_prompt(role))
+            if not request.chooses_start(role, view.spec):
+                view.prefix = self.caches[role].longest_prefix(request.reusable_prompt(role))
         member.wanted = next(member.loop)  # type: ignore[assignment]  # a call precedes any output
         member.waits_since = member.request.clock()
 

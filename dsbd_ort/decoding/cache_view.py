@@ -7,7 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsbd_forward.features import Features
-from dsbd_ort.decoding.engine_call import Meter
+from dsbd_forward.forward import Forward
+from dsbd_ort.decoding.engine_call import EngineCall, Meter
 from dsbd_ort.decoding.kv_cache import PrefixCache, Rows, SharedKVCache
 
 
@@ -136,6 +137,44 @@ class CacheView:
         self.num_slots = 1
         self._seen[0] = 0  # the prefix is all that is left
 
+    def begin_again(self, num_dropped: int, num_begin: int) -> EngineCall | None:
+        """Return the call that computes a draft's rows again, with fewer positions before them.
+
+        The rows of the next ``num_dropped`` positions after ``num_begin`` begin tokens are dropped,
+        and later rows have positions that are lower by as many. The slots see the new rows once the
+        call is made; None: no row is left.
+        """
+        rows = self.used().nonzero()[0]
+        tokens, positions = self.row_cache.recorded(rows)
+        is_kept = (positions < num_begin) | (positions >= num_begin + num_dropped)
+        order = positions.argsort(kind="stable")
+        order = order[is_kept[order]]
+        positions = positions[order] - num_dropped * (positions[order] >= num_begin)
+        tokens, seen, num_rows = tokens[order], self._bits()[:, rows[order]], len(order)
+        sees = seen[seen.argmax(axis=0)] & (positions < positions[:, None])
+        sees[np.arange(num_rows), np.arange(num_rows)] = True
+        prefix = [*self.prefix.tokens[:num_begin], *self.prefix.tokens[num_begin + num_dropped :]]
+
+        if not num_rows:
+            self.prefix.tokens = prefix
+            self.show(np.zeros((self.num_slots, 0), dtype=np.bool_))
+            return None
+
+        def forward_at(first_row: int) -> Forward:
+            mask = np.zeros((num_rows, first_row + num_rows), dtype=np.bool_)
+            mask[:, first_row:] = sees
+            bits = np.zeros((self.num_slots, first_row + num_rows), dtype=np.bool_)
+            bits[:, first_row:] = seen
+            self.show(bits)
+            self.prefix.tokens = prefix
+            self.prefix.rows = first_row + np.arange(len(prefix))
+            source = self.prefix.source
+            return Forward(tokens, positions, mask, np.arange(0), source=source)
+
+        return EngineCall(
+            "draft", self.meter, num_rows, forward_at, self.prefix.source, is_prefill=True
+        )
+
     def used(self) -> NDArray[np.bool_]:
         num_rows = self.row_cache.model.num_rows
         self._reserve(0, num_rows)
@@ -151,10 +190,15 @@ class CacheView:
 
     def hide(self, rows: Rows) -> NDArray[np.bool_]:
         """Return which of ``rows`` each slot sees, (num_slots, num_rows) bool; see none now."""
-        bits = _unpacked(self._seen[: self.num_slots], self.row_cache.model.num_rows)
-        bits[0, self.prefix.rows[: len(self.prefix.tokens)]] = True
+        bits = self._bits()
         self._seen = np.zeros((self.num_slots, 32), dtype=np.uint8)
         return bits[:, rows]
+
+    def _bits(self) -> NDArray[np.bool_]:
+        """Return which rows of the cache each slot sees, (num_slots, num_rows) bool."""
+        bits = _unpacked(self._seen[: self.num_slots], self.row_cache.model.num_rows)
+        bits[0, self.prefix.rows[: len(self.prefix.tokens)]] = True
+        return bits
 
     def show(self, bits: NDArray[np.bool_]) -> None:
         """Let every slot see these rows of the cache, (num_slots, n) bool, and no others."""

@@ -29,6 +29,7 @@ class DecodingOptions(TypedDict, total=False):
     draft_policy: Literal["fixed", "throughput"] | None
     draft_length: int | None
     draft_beams: int | Sequence[int] | None
+    draft_context: int | Literal["all", "auto"]
     memory: Literal["forest", "single"]
     replacement: bool
     temperature: float
@@ -98,6 +99,7 @@ class DecodingConfig:
     draft_policy: Literal["fixed", "throughput"] | None
     draft_length: int | None
     draft_beams: tuple[int, ...] | None
+    draft_context: int | Literal["all", "auto"]
     memory: Literal["forest", "single"]
     replacement: bool
     temperature: float

@@ -88,7 +88,8 @@ def decode_iterations(
         caches["draft"] = SharedKVCache(draft)
     views: dict[Role, CacheView] = {}
     for (role, cache), prefix in zip(caches.items(), prefixes, strict=False):
-        prefix.begin(request.reusable_prompt(role))
+        if not request.chooses_start(role, cache.model.spec):
+            prefix.begin(request.reusable_prompt(role))
         views[role] = CacheView(cache, prefix)
         cache.trim()
     loop = decoding_loop(request, views["target"], views.get("draft"))
@@ -265,6 +266,7 @@ def _finish(run: LoopParts, beams: Beams) -> DecodeResult:
         best, hypotheses, request.finish_reason, run.target.distributions.tops
     )
     num_output_tokens = len(sequences[0].token_ids)
+    request.estimator.learn_length(num_output_tokens)
     if request.ngram_pool is not None:
         request.ngram_pool.add_text([*request.prompt_ids, *sequences[0].token_ids])
     stats = run.stats.stats(num_output_tokens)

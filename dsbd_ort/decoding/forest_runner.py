@@ -14,10 +14,11 @@ from dsbd_ort.decoding.beams import Beams, Hypotheses
 from dsbd_ort.decoding.cache_view import CacheView
 from dsbd_ort.decoding.computed_distributions import ComputedDistributions, LeftOut
 from dsbd_ort.decoding.drafting.draft import LayerNeeds
+from dsbd_ort.decoding.drafting.draft_context import DraftContext
 from dsbd_ort.decoding.engine_call import ENGINE_INDEX, EngineCall, EngineCalls, Role
 from dsbd_ort.decoding.errors import ModelError
 from dsbd_ort.decoding.forest import NO_NODE, NOT_COMPUTED, Forest, Nodes
-from dsbd_ort.decoding.kv_cache import PREFILL_CHUNK, RowIdentity
+from dsbd_ort.decoding.kv_cache import PREFILL_CHUNK, PrefixCache, RowIdentity
 from dsbd_ort.decoding.node_features import NO_FEATURES, FeatureNeeds, NodeFeatures
 from dsbd_ort.decoding.top_tokens import SCORED_CHUNK, PromptScorer
 
@@ -34,7 +35,7 @@ class ForestRunner:
     """
 
     forces = False
-    _is_unread = _is_put_off = False  # see LateRunner
+    _offset = 0  # of the engine's positions: the forest's position 5 is its position 5 - _offset
 
     def __init__(
         self,
@@ -134,8 +135,6 @@ class ForestRunner:
 
     def compute(self, pending: Nodes) -> EngineCalls[None]:
         """Compute ``pending`` or ``missing`` nodes in one call; a feature draft needs several."""
-        if self._is_unread and len(pending):
-            yield from self._read_prompt()
         slots, distributions = self.forest.slots[self._engine], self.distributions
         while len(pending):
             nodes, first_slot = pending, self._view.num_slots
@@ -166,6 +165,8 @@ class ForestRunner:
             for index in (parents == NO_NODE).nonzero()[0].tolist():
                 parent_slots[index] = self._slots_above.get(int(nodes[index]), 0)
         tokens, positions = forest.tokens[nodes], forest.positions[nodes]
+        if self._offset:
+            positions = positions - self._offset
         source = view.prefix.source
 
         def forward_at(first_row: int) -> Forward:
@@ -174,9 +175,6 @@ class ForestRunner:
             return Forward(*rows, *features, source=source, is_ordered=True)
 
         return EngineCall(self._role, self.meter, size, forward_at, source)
-
-    def _read_prompt(self) -> EngineCalls[None]:
-        yield from ()
 
     def _error(self, error: ModelError) -> ModelError:
         return ModelError(f"call {self._num_calls} of the {self._role}: {error}")
@@ -201,8 +199,6 @@ class ForestRunner:
 
     def keep_needed(self, is_kept: NDArray[np.bool_]) -> None:
         """Keep what is needed to compute kept nodes later: (num_nodes + 1,), the last is none."""
-        if self._is_put_off:
-            return
         forest = self.forest
         slots = forest.slots[self._engine]
         for features in self._features:
@@ -213,8 +209,6 @@ class ForestRunner:
 
     def prune(self) -> None:
         """Forget the nodes that the forest has dropped, and those whose rows are outdated."""
-        if self._is_put_off:
-            return
         slots = self.forest.slots[self._engine][: len(self.forest)]
         for features in self._features:
             slots[:] = features.slots_after_pruning(slots)
@@ -236,10 +230,12 @@ them up to date."""
 
 
 class LateRunner(ForestRunner):
-    """The draft's rows of the forest; it reads the prompt just before its first node.
+    """The draft's rows of the forest; it reads the end of the prompt just before its first node.
 
     During a long rest it is *put off*: nothing is kept for it, and its next rows are computed as a
     prompt is, all at once.
+
+    context: where the draft's path begins.
     """
 
     def __init__(
@@ -249,10 +245,13 @@ class LateRunner(ForestRunner):
         distributions: ComputedDistributions,
         prompt_ids: Sequence[int],
         hypotheses: Hypotheses,
+        context: DraftContext,
     ) -> None:
         super().__init__("draft", view, forest, distributions)
         self._prompt_ids = prompt_ids
-        self._hypotheses = hypotheses
+        self._hypotheses, self.context = hypotheses, context
+        self._is_put_off = False
+        self._first = self._newest = 0  # positions of what a draft continues, see ``can_draft``
         self.prefill_later(Beams.initial())
 
     def prefill_later(self, beams: Beams) -> None:
@@ -261,8 +260,20 @@ class LateRunner(ForestRunner):
         forest = self.forest
         self._is_unread = True
         self._read_to = beams
-        self._num_to_read = int(forest.positions[node])
         self.slots[forest.parents[node]] = 0  # what it sees is that prompt
+        tokens = self._tokens()[:-1]
+
+        def num_cached(start: int) -> int:
+            identity = RowIdentity(self.context.tokens(tokens, start), self._view.prefix.source)
+            return len(self._longest_prefix(identity).tokens)
+
+        self._num_unread = self.context.choose(len(tokens), num_cached)
+
+    def _longest_prefix(self, identity: RowIdentity) -> PrefixCache:
+        """Return the rows that the path has: its own, unless another request has more."""
+        own, shared = self._view.prefix, self._view.row_cache.longest_prefix(identity)
+        num_own = own.identity.num_common(identity)
+        return shared if len(shared.tokens) > num_own else own.copy_of(num_own)
 
     def rest(self, num_iterations: int, beams: Beams) -> None:
         """Be put off if that costs less than to stay up to date in iterations without a draft.
@@ -284,19 +295,53 @@ class LateRunner(ForestRunner):
         computed = (slots > 0).nonzero()[0]
         self._view.keep(slots[computed])
         self._is_unread, self._read_to = True, beams
-        self._view.end(self._tokens())
+        self._view.end(self.context.tokens(self._tokens()))
         slots[computed] = NOT_COMPUTED
         self._slots_above = {}
         self.distributions.forget()
 
+    def keep_needed(self, is_kept: NDArray[np.bool_]) -> None:
+        if not self._is_put_off:
+            super().keep_needed(is_kept)
+
+    def prune(self) -> None:
+        if not self._is_put_off:
+            super().prune()
+
     def unread(self) -> tuple[int, int]:
         """Return how many tokens of prompt and source are read before the first node."""
-        prefix, num_tokens, num_source = self._view.prefix, 0, 0
-        if self._is_unread:
-            num_tokens = self._num_to_read - len(prefix.tokens)
+        prefix, num_source = self._view.prefix, 0
         if self._view.spec.reads_source and not self._num_calls:
             num_source = len(prefix.source) if isinstance(prefix.source, tuple) else 0
-        return num_tokens, num_source
+        return self._num_unread if self._is_unread else 0, num_source
+
+    def can_draft(self, beams: Beams) -> bool:
+        """Return whether the draft has positions for layers below these beams."""
+        positions = self.forest.positions
+        self._newest = int(positions[beams.nodes].max())
+        if self.context.reaches(self._newest):  # usually
+            return True
+        first = positions[self.pending(beams.nodes)].min(initial=self._newest)
+        self._first = int(first)
+        return self.context.can_reach(self._first, self._newest)
+
+    def compute(self, pending: Nodes) -> EngineCalls[None]:
+        """See ForestRunner; before, read what is unread, or begin the path again."""
+        if not len(pending):
+            return
+        if self._is_unread:
+            yield from self._read_prompt()
+        if not self.context.reaches(self._newest):
+            moved = self.context.begin_again(self._first, self._newest)
+            self._start_here()
+            again = self._view.begin_again(moved, self.context.num_begin)
+            if again is not None:
+                yield again
+        yield from super().compute(pending)
+
+    def _start_here(self) -> None:
+        self._offset, prefix = self.context.offset, self._view.prefix
+        prefix.start, prefix.num_begin = self.context.start, self.context.num_begin
 
     def _tokens(self) -> list[int]:
         """Return the prompt and the new tokens of the only beam that are read."""
@@ -306,13 +351,16 @@ class LateRunner(ForestRunner):
     def finish(self, agreed_tokens: list[int]) -> None:
         """See ForestRunner.finish; rows of an earlier prompt that began alike stay as they are."""
         if not self._is_unread:
-            super().finish(agreed_tokens)
+            super().finish(self.context.tokens(agreed_tokens))
 
     def _read_prompt(self) -> EngineCalls[None]:
         """See ForestRunner; rows that another request has by now are shared."""
-        view, token_ids = self._view, self._tokens()[:-1]
+        view, token_ids = self._view, self.context.tokens(self._tokens()[:-1])
         self._is_unread = self._is_put_off = False
-        shared = view.row_cache.longest_prefix(RowIdentity(token_ids, view.prefix.source))
-        if len(shared.tokens) > len(view.prefix.tokens):
-            view.prefix = shared
+        identity = RowIdentity(token_ids, view.prefix.source)
+        longest = self._longest_prefix(identity)
+        view.prefix.begin(identity)
+        if len(longest.tokens) > len(view.prefix.tokens):
+            view.prefix = longest
+        self._start_here()
         yield from self.prefill(np.array(token_ids, dtype=np.int64))

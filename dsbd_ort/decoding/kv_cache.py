@@ -70,16 +70,24 @@ class PrefixCache:
 
     Valid between two requests, also after one that was given up half-way. rows: (>= num_tokens,)
     int64 increasing, of each token. feature: the target's after the last prompt, for a draft.
+    start: the first token of the path after ``num_begin`` begin tokens, see ``DraftContext``.
     """
 
     tokens: list[int] = field(default_factory=list)
     rows: Rows = field(default_factory=lambda: np.arange(0))
     feature: PromptFeature | None = None
     source: Source = None
+    start: int = 0
+    num_begin: int = 0
 
     @property
     def identity(self) -> RowIdentity:
         return RowIdentity(self.tokens, self.source)
+
+    def identity_of(self, path: RowIdentity) -> RowIdentity:
+        """Return what rows that begin at ``start`` would be of a path."""
+        tokens = [*self.tokens[: self.num_begin], *path.tokens[self.start :]]
+        return RowIdentity(tokens, path.source)
 
     def begin(self, identity: RowIdentity) -> None:
         """Keep what a path has in common with these rows; be a prefix of that path from now on."""

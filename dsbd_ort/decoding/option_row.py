@@ -100,6 +100,9 @@ FREE_OF_THE_DRAFT = Condition(
     "one whose output need not depend on its draft, such as dsbd",
 )
 DRAFTING = Condition("drafter", lambda o: o.drafter != "none", "'model' or 'ngram'")
+DRAFTED_BY_MODEL = Condition(
+    "drafter", lambda o: o.drafter in (None, "model", "model+ngram"), "'model' or 'model+ngram'"
+)
 DRAFTED_LAYERS = Condition("draft_length", lambda o: o.draft_length != 0, "at least 1")
 _THRESHOLD = Condition("width_policy", lambda o: o.width_policy == "threshold", "'threshold'")
 DYNAMIC_WIDTH = (DSBD, _THRESHOLD, DRAFTED_LAYERS)
@@ -123,11 +126,16 @@ def usual_width_policy(options: Chosen) -> str:
     return "threshold" if is_given and is_possible else "fixed"
 
 
+def depends_on_draft(options: Any) -> bool:
+    """Return whether the output of a strategy that is free of its draft depends on it."""
+    is_coupled = options.coupling == "rejection" or options.width_policy == "threshold"
+    return bool(is_coupled or options.memory == "single" or options.replacement)
+
+
 def usual_draft_policy(options: Chosen) -> str | None:
     """Return "fixed" if a shape is given or the output depends on the draft."""
     has_shape = options.draft_length is not None or options.draft_beams is not None
-    depends_on_draft = options.coupling == "rejection" or options.width_policy == "threshold"
-    if has_shape or depends_on_draft or options.memory == "single" or options.replacement:
+    if has_shape or depends_on_draft(options):
         return "fixed"
     return {True: "throughput", False: "fixed", None: None}[options.costs_are_known]
 

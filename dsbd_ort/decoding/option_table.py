@@ -12,6 +12,7 @@ from typing import Any
 
 from dsbd_ort.decoding.errors import ConfigError
 from dsbd_ort.decoding.option_row import (
+    DRAFTED_BY_MODEL,
     DRAFTED_LAYERS,
     DRAFTING,
     DSBD,
@@ -47,6 +48,7 @@ from dsbd_ort.decoding.option_values import (
     Texts,
     TokenSequences,
     Whole,
+    WholeOrName,
     Wholes,
     did_you_mean,
     shown,
@@ -189,6 +191,15 @@ OPTIONS_BY_SECTION: dict[str, dict[str, OptionRow]] = {
             "[num_beams, or 4 for one beam; throughput: at most 4 times as many].",
             needs=(HAS_DRAFT, DRAFTED_LAYERS, HAS_DRAFT_TREE),
             neutral=one_path,
+        ),
+        "draft_context": OptionRow(
+            WholeOrName(Whole(1, _MOST), ("all", "auto")),
+            "auto",
+            "The draft model reads between this many tokens at the end of the prompt and 1.5 times "
+            "as many, or all. auto: the number expected to save most time, all if the output "
+            "depends on the draft.",
+            needs=(HAS_DRAFT, DRAFTED_BY_MODEL),
+            neutral=("all", "auto"),
         ),
         "min_beams": OptionRow(
             Whole(1, MOST_BEAMS),

@@ -148,6 +148,24 @@ class OneOf:
 
 
 @dataclass(frozen=True)
+class WholeOrName:
+    """A whole number, or one of a few names."""
+
+    number: Whole
+    names: tuple[str, ...]
+
+    def read(self, name: str, value: object) -> int | str:
+        if isinstance(value, str):
+            for each in self.names:
+                if value == each:
+                    return each
+        elif _whole_from(value) is not None:
+            return self.number.read(name, value)
+        names = ", ".join(map(repr, self.names))
+        raise ConfigError(f"{name} is {shown(value)}; expected a whole number or one of {names}")
+
+
+@dataclass(frozen=True)
 class Text:
     """Any text."""
 

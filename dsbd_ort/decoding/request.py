@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -11,6 +11,7 @@ from dsbd_forward.spec import EngineSpec
 from dsbd_ort.decoding.config import DecodingConfig
 from dsbd_ort.decoding.drafting.acceptance import AcceptanceEstimator
 from dsbd_ort.decoding.drafting.cost_curve import Costs
+from dsbd_ort.decoding.drafting.draft_context import reads_whole_path
 from dsbd_ort.decoding.drafting.ngram import NGramPool
 from dsbd_ort.decoding.engine_call import Clock, EngineCall, Role
 from dsbd_ort.decoding.errors import DecodingError
@@ -52,6 +53,8 @@ class DecodingRequest:
         trace: receives every iteration.
         num_sharers: returns how many requests share the engine calls now, for the same policy.
         source: see ``Forward.source``.
+        begin_token: the token that begins every text of the models, if the prompt begins with it; a
+            draft that reads only the end of the prompt reads it first.
         copied_ids: tokens that the output may repeat, as those of a source or a predicted text,
             for the n-gram drafter; if ``config.predicted_token_ids`` is given, those. A function
             returns them once they are known, before that none.
@@ -70,11 +73,12 @@ class DecodingRequest:
     random_source: RandomSource | None = None
     clock: Clock = time.perf_counter
     costs: Costs | None = None
-    estimator: AcceptanceEstimator | None = None
+    estimator: AcceptanceEstimator = field(default_factory=AcceptanceEstimator)
     ngram_pool: NGramPool | None = None
     trace: TraceRecorder | None = None
     num_sharers: Callable[[], int] = lambda: 1
     source: Source = None
+    begin_token: int | None = None
     copied_ids: CopiedIds = ()
     allowed_mass: AllowedMass | None = None
     preempts: Preempts | None = None
@@ -114,6 +118,10 @@ class DecodingRequest:
         if role == "target" and self.config.prompt_logprobs:
             return RowIdentity([], self.source)
         return RowIdentity(list(self.prompt_ids[:-1]), self.source)
+
+    def chooses_start(self, role: Role, spec: EngineSpec) -> bool:
+        """Return whether an engine's path begins where ``DraftContext`` says, not at the prompt."""
+        return role == "draft" and not reads_whole_path(spec, self.source)
 
     def finish_reason(self, token_ids: list[int]) -> str:
         """Return why a sequence of these new tokens has ended, see DecodedSequence."""

@@ -8,9 +8,10 @@ from dsbd_ort.decoding.beams import Agreement, Beams, Hypotheses
 from dsbd_ort.decoding.cache_view import CacheView
 from dsbd_ort.decoding.computed_distributions import ComputedDistributions
 from dsbd_ort.decoding.config import DecodingConfig
-from dsbd_ort.decoding.drafting.acceptance import AcceptanceEstimator
+from dsbd_ort.decoding.drafting.acceptance import WHOLE
 from dsbd_ort.decoding.drafting.cost_curve import RequestCosts
 from dsbd_ort.decoding.drafting.draft import (
+    MOST_FORCED_LAYERS,
     Drafter,
     DraftLayer,
     DraftPolicy,
@@ -19,6 +20,7 @@ from dsbd_ort.decoding.drafting.draft import (
     Proposer,
     draft_forest,
 )
+from dsbd_ort.decoding.drafting.draft_context import DraftContext, reads_whole_path
 from dsbd_ort.decoding.drafting.drafters import ChainedDrafter
 from dsbd_ort.decoding.drafting.ngram import NGramDrafter
 from dsbd_ort.decoding.drafting.throughput import ThroughputDraftPolicy
@@ -30,6 +32,7 @@ from dsbd_ort.decoding.logits_processing.allowed_after import ForbiddenTokens
 from dsbd_ort.decoding.logits_processing.path_states import PathStates, StopStates
 from dsbd_ort.decoding.logits_processing.request_processing import RequestProcessing
 from dsbd_ort.decoding.node_features import DraftFeatures, TargetFeatures, align_prefixes
+from dsbd_ort.decoding.option_row import FREE_OF_THE_DRAFT, depends_on_draft
 from dsbd_ort.decoding.rejection_coupling import RandomSource, RejectionCoupling
 from dsbd_ort.decoding.request import DecodingRequest, check_request
 from dsbd_ort.decoding.row_bounds import expected_rows, most_descendants
@@ -77,9 +80,9 @@ class DraftStage:
         keeps = self.drafter is not None and rule.keeps_descendants
         self.most_descendants = most_descendants(request.config) if keeps else 0
         self._resting = policy if isinstance(policy, ThroughputDraftPolicy) else None
-        is_single = request.config.num_beams == 1
-        late = [runner for runner in draft if isinstance(runner, LateRunner) and is_single]
-        self._put_off = late if self._resting is not None else []
+        self._late = [runner for runner in draft if isinstance(runner, LateRunner)]
+        is_put_off = request.config.num_beams == 1 and self._resting is not None
+        self._put_off = self._late if is_put_off else []
 
     def draft(self, beams: Beams, depth: int) -> EngineCalls[list[DraftLayer]]:
         """Return a computation that adds the layers drafted below ``beams`` to the forest."""
@@ -87,6 +90,8 @@ class DraftStage:
         for runner in self._put_off:
             runner.rest(num_to_rest, beams)
         if self.drafter is None or num_to_rest:
+            return _no_layers()
+        if not all(late.can_draft(beams) for late in self._late):
             return _no_layers()
         most_layers = self._config.max_new_tokens - depth - 1
         num_pending = len((self._target.slots[beams.nodes] < 0).nonzero()[0])
@@ -100,6 +105,12 @@ class DraftStage:
             keeps_distributions=self._rule.reads_draft_distributions,
             repeats=self._config.replacement,
         )
+
+
+def _most_layers(request: DecodingRequest) -> int:
+    """Return the most layers that a draft may have, those included that a constraint forces."""
+    forced = MOST_FORCED_LAYERS if request.running_constraint is not None else 0
+    return len(request.config.layer_widths) + forced
 
 
 def _no_layers() -> EngineCalls[list[DraftLayer]]:
@@ -129,15 +140,17 @@ def set_up(request: DecodingRequest, target: CacheView, draft: CacheView | None)
     check_decodable(request, target.spec, draft.spec if draft else None)
     config = request.config
     num_rows = expected_rows(len(request.prompt_ids), config)
-    for view in [target] if draft is None else [target, draft]:
-        view.row_cache.expect(num_rows - len(view.prefix.tokens))
-    paths = _paths(request, target.spec.vocab_size)
+    target.row_cache.expect(num_rows - len(target.prefix.tokens))
+    paths, costs = _paths(request, target.spec.vocab_size), _request_costs(request)
     builder, rule = paths.builder, _rule(request, paths.builder)
-    runners = _runners(request, paths, target, draft)
+    runners = _runners(request, paths, target, draft, costs)
     of_target, *of_draft = runners
     meters = of_target.meter, of_draft[0].meter if of_draft else Meter()
     late = next((runner for runner in of_draft if isinstance(runner, LateRunner)), None)
-    policy = _draft_policy(request, rule, builder.forest, *meters, late)
+    if draft is not None:
+        num_skipped = late.context.offset if late else 0
+        draft.row_cache.expect(num_rows - num_skipped - len(draft.prefix.tokens))
+    policy = _draft_policy(request, rule, builder.forest, *meters, late, costs)
     num_tokens, num_cached = len(request.prompt_ids), len(target.prefix.tokens)
     drafter = config.drafter or "model"
     stats = StatsRecorder(num_tokens, *meters, request.clock, drafter, num_cached)
@@ -202,7 +215,11 @@ def _paths(request: DecodingRequest, vocab_size: int) -> _Paths:
 
 
 def _runners(
-    request: DecodingRequest, paths: _Paths, target: CacheView, draft: CacheView | None
+    request: DecodingRequest,
+    paths: _Paths,
+    target: CacheView,
+    draft: CacheView | None,
+    costs: RequestCosts | None,
 ) -> list[ForestRunner]:
     """Return each engine's rows of the forest: the target's, and the draft's if a model drafts."""
     config, spec, forest = request.config, target.spec, paths.builder.forest
@@ -219,7 +236,8 @@ def _runners(
     drafted = ComputedDistributions("draft", draft.spec, forest, draft_warp, paths.processing)
     if not draft.spec.reads_features:
         path = request.prompt_ids, paths.builder.hypotheses
-        late = LateRunner(draft, forest, drafted, *path)
+        context = _draft_context(request, draft.spec, costs)
+        late = LateRunner(draft, forest, drafted, *path, context)
         return [ForestRunner("target", target, forest, known, scorer=scorer), late]
     align_prefixes(target.prefix, draft.prefix)
     features = TargetFeatures(target)
@@ -229,6 +247,19 @@ def _runners(
         ForestRunner("target", target, forest, known, [features], scorer),
         ForestRunner("draft", draft, forest, drafted, [own]),
     ]
+
+
+def _draft_context(
+    request: DecodingRequest, draft: EngineSpec, costs: RequestCosts | None
+) -> DraftContext:
+    lengths = len(request.prompt_ids), request.config.max_new_tokens, _most_layers(request)
+    if reads_whole_path(draft, request.source):
+        return DraftContext("all", None, None, lengths, None, request.estimator)
+    config, size = request.config, request.config.draft_context
+    if size == "auto" and (not FREE_OF_THE_DRAFT.is_met(config) or depends_on_draft(config)):
+        size = "all"
+    most, begin_token = draft.context_length, request.begin_token
+    return DraftContext(size, most, begin_token, lengths, costs, request.estimator)
 
 
 def _chained_drafters(
@@ -268,6 +299,21 @@ def _rule(request: DecodingRequest, builder: LayerBuilder) -> SelectionRule:
     return SampleRule(config, builder, RejectionCoupling(source, config.replacement))
 
 
+def _request_costs(request: DecodingRequest) -> RequestCosts | None:
+    if request.costs is None:
+        return None
+    config = request.config
+    most_layers, most_beams = config.draft_length or 0, config.most_draft_beams
+    return RequestCosts(
+        request.costs,
+        request.num_sharers,
+        num_beams=config.num_beams,
+        most_rows=(most_layers + 2) * (most_beams + config.num_beams),
+        most_beams=most_beams,
+        has_draft_model=config.has_draft_model,
+    )
+
+
 def _draft_policy(
     request: DecodingRequest,
     rule: SelectionRule,
@@ -275,26 +321,20 @@ def _draft_policy(
     of_target: Meter,
     of_draft: Meter,
     late: LateRunner | None,
+    costs: RequestCosts | None,
 ) -> DraftPolicy:
     config = request.config
-    if request.costs is None or config.draft_policy == "fixed":
+    if costs is None or config.draft_policy == "fixed":
         return FixedDraftPolicy(config.layer_widths, rule.propose)
-    most_layers, most_beams = config.draft_length or 0, config.most_draft_beams
     return ThroughputDraftPolicy(
-        RequestCosts(
-            request.costs,
-            request.num_sharers,
-            num_beams=config.num_beams,
-            most_rows=(most_layers + 2) * (most_beams + config.num_beams),
-            most_beams=most_beams,
-            has_draft_model=config.has_draft_model,
-        ),
-        request.estimator or AcceptanceEstimator(),
+        costs,
+        request.estimator,
         rule.draft_scores,
         forest,
-        most_layers=most_layers,
+        most_layers=config.draft_length or 0,
         host_seconds=lambda: request.clock() - of_target.waited - of_draft.waited,
         target_seconds=lambda: of_target.seconds,
         unread=late.unread if late else lambda: (0, 0),
+        context_size=(lambda: late.context.size) if late else lambda: WHOLE,
         may_rest=request.running_constraint is None,
     )

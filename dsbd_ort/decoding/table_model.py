@@ -19,9 +19,14 @@ class TableModel:
     as with a real engine.
     """
 
-    def __init__(self, vocab_size: int, logits_of: Callable[[Path], NDArray[np.floating]]) -> None:
+    def __init__(
+        self,
+        vocab_size: int,
+        logits_of: Callable[[Path], NDArray[np.floating]],
+        context_length: int | None = None,
+    ) -> None:
         """Take the table: ``logits_of(path)`` returns (vocab_size,) logits after ``path``."""
-        self.spec = EngineSpec(vocab_size=vocab_size)
+        self.spec = EngineSpec(vocab_size=vocab_size, context_length=context_length)
         self._logits_of = logits_of
         self._tokens = self._positions = np.zeros(0, dtype=np.int64)
         self.computed_paths: list[Path] = []
@@ -31,7 +36,10 @@ class TableModel:
         return len(self._tokens)
 
     def forward(self, forward: Forward) -> ForwardResult:
-        """See StepModel.forward; ValueError: a node does not see the positions 0 to its own."""
+        """See StepModel.forward; ValueError: a node does not see the positions 0 to its own.
+
+        Or it has a position beyond the context.
+        """
         mask, num_new = forward.mask, forward.num_new
         if mask.shape != (num_new, self.num_rows + num_new):
             raise ValueError(f"mask has shape {mask.shape}")
@@ -50,6 +58,8 @@ class TableModel:
         self._tokens, self._positions = self._tokens[rows], self._positions[rows]
 
     def _path(self, seen: NDArray[np.bool_], position: np.int64) -> Path:
+        if self.spec.context_length is not None and position >= self.spec.context_length:
+            raise ValueError(f"position {position}, context {self.spec.context_length}")
         order = np.argsort(self._positions[seen])
         if not np.array_equal(self._positions[seen][order], np.arange(position + 1)):
             raise ValueError(f"a node at position {position} sees {self._positions[seen]}")

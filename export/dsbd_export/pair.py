@@ -75,8 +75,10 @@ def context_warning(
     target: Checkpoint | ModelEntry, draft: Checkpoint | None, max_context: int | None
 ) -> str | None:
     """Return a warning if the bundle's context is shorter than the target's, or than requested."""
-    models = [target] if draft is None else [target, draft]
-    length = min(model.context_length for model in models)
+    length = target.context_length
+    reads_media = getattr(target, "given", None) is not None
+    if draft is not None and (draft.reads_whole_path or reads_media):
+        length = min(length, draft.context_length)
     if length < target.context_length:
         return (
             f"warning: requests can use {length} tokens, the context of the draft; that of the "
@@ -84,8 +86,8 @@ def context_warning(
         )
     if max_context is not None and length < max_context:
         return (
-            f"warning: requests can use {length} tokens, the context of the "
-            f"{'target' if draft is None else 'checkpoints'}; max_context is {max_context}"
+            f"warning: requests can use {length} tokens, the context of the target; max_context is "
+            f"{max_context}"
         )
     longest = getattr(getattr(target, "config", None), "max_position_embeddings", None) or length
     if max_context is None and length < longest:

@@ -36,6 +36,7 @@ class EngineSpec:
     """An engine: its inputs, its outputs and its state.
 
     Attributes:
+        context_length: positions that the engine has, None: no limit.
         returns_features: whether it is a target that returns features of the rows asked for.
         reads_features: whether it is a feature draft: each of its rows needs its parent's feature.
         reads_source: whether every forward needs a source, which its rows depend on.
@@ -43,6 +44,7 @@ class EngineSpec:
     """
 
     vocab_size: int
+    context_length: int | None = None
     head: HeadSpec = field(default_factory=HeadSpec)
     returns_features: bool = False
     reads_features: bool = False

@@ -18,6 +18,8 @@ from dsbd_runtime.errors import CapacityError
 from tests.commands.calls import called, called_apart
 from tests.runtime.bundle_edits import as_version_2, edited, put, with_files, without_draft
 from tests.runtime.fake_trt import add_fake_engines
+from tests.runtime.feature_pair import DRAFT as FEATURE_DRAFT
+from tests.runtime.feature_pair import TARGET as FEATURE_TARGET
 from tests.runtime.tiny_graph import TinyModel, write_tiny_bundle
 
 dsbd_inspect = partial(called, inspect)
@@ -231,8 +233,9 @@ def test_user_errors_end_in_one_line(bundle, tmp_path):
 
 
 def test_a_draft_that_shortens_the_context_is_named(tmp_path):
-    draft = replace(DRAFT, context_length=128)
-    write_tiny_bundle(tmp_path / "bundle", target=TARGET, draft=draft)
+    draft = replace(FEATURE_DRAFT, context_length=128)
+    target = replace(FEATURE_TARGET, context_length=512)
+    write_tiny_bundle(tmp_path / "bundle", target=target, draft=draft)
     text = dsbd_inspect(tmp_path / "bundle").stdout
     assert (
         "requests can use 128 tokens: the draft's context is shorter than the target's 512" in text
@@ -244,6 +247,24 @@ def test_a_draft_that_shortens_the_context_is_named(tmp_path):
         ),
     ):
         pipeline.generate([1] * 100, max_new_tokens=64)
+
+
+def test_a_draft_with_a_short_context_serves_long_requests(tmp_path):
+    """It reads the end of the prompt, and begins again during the answer."""
+    draft = replace(DRAFT, context_length=48)
+    write_tiny_bundle(tmp_path / "bundle", target=TARGET, draft=draft)
+    text = dsbd_inspect(tmp_path / "bundle").stdout
+    assert "requests can use" not in text and "in a context of 512" in text
+    prompt = [1 + i % 90 for i in range(300)]
+    common = {"max_new_tokens": 100, "seed": 3, "eos_token_id": ()}
+    with Pipeline.from_bundle(tmp_path / "bundle") as pipeline:
+        for beams, plain in (({}, "sample"), ({"num_beams": 3}, "beam-sample")):
+            drafted = "dsbd" if beams else "speculative"
+            shape = {"strategy": drafted, "draft_length": 3, **beams, **common}
+            found = pipeline.generate(prompt, **shape)
+            wanted = pipeline.generate(prompt, strategy=plain, **beams, **common)
+            ids = [[s.token_ids for s in each.sequences] for each in (found, wanted)]
+            assert ids[0] == ids[1] and found.stats.draft_calls > 50
 
 
 def test_features_that_are_returned_and_read(feature_bundle):

@@ -38,6 +38,7 @@ MEANINGFUL = {  # option: (strategies to which it means something, a value that 
     "draft_policy": (DRAFT - {"mjsd"}, "throughput"),
     "draft_length": (DRAFT, 2),
     "draft_beams": (DRAFT - {"speculative"}, 6),
+    "draft_context": (DRAFT, 8),
     "memory": ({"dsbd"}, "single"),
     "replacement": (SAMPLING - {"speculative", "sample"}, True),
     "temperature": (SAMPLING | JOINT, 0.3),

@@ -84,7 +84,7 @@ def test_a_draft_is_replaced_in_another_precision(completed, llama_folder, tmp_p
     assert (draft.dtype, draft.logits, draft.context_length) == ("fp16", "topk:8", 64)
     of_target = {name for name in before.files if not name.startswith("draft/")}
     assert all(now.files[name] == before.files[name] for name in of_target)
-    assert any("requests can use 64 tokens, the context of the draft" in line for line in lines)
+    assert not any("requests can use" in line for line in lines)
     options: dict[str, Any] = {"num_beams": 2, "top_k": 4, "seed": 1, "max_new_tokens": 6}
     with Pipeline.from_bundle(completed) as old, Pipeline.from_bundle(copy) as new:
         found, wanted = (each.generate("def path(", **options) for each in (new, old))

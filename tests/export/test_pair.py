@@ -177,7 +177,7 @@ CONTEXTS = [  # (of the target, of the draft, max_context, what the warning says
     (256, 512, None, None),
     (512, 256, None, "can use 256 tokens, the context of the draft; that of the target is 512"),
     (512, 256, 100_000, "can use 256 tokens, the context of the draft"),
-    (256, 512, 100_000, "can use 256 tokens, the context of the checkpoints; max_context is"),
+    (256, 512, 100_000, "can use 256 tokens, the context of the target; max_context is"),
     (256, None, None, None),
     (256, None, 256, None),
     (256, None, 512, "can use 256 tokens, the context of the target; max_context is 512"),
@@ -185,10 +185,15 @@ CONTEXTS = [  # (of the target, of the draft, max_context, what the warning says
 
 
 def test_a_shorter_context_is_warned_of(llama_folder):
+    """A draft that reads features shortens the context; others read the end of a text."""
     checkpoint = pair_of(llama_folder, llama_folder)[0]
     for of_target, of_draft, wished, words in CONTEXTS:
         target = replace(checkpoint, context_length=of_target)
         draft = of_draft and replace(checkpoint, role="draft", context_length=of_draft)
+        if draft:
+            plain = context_warning(target, draft, wished)
+            assert plain == context_warning(target, None, wished)
+            draft = replace(draft, target_folder=llama_folder)
         warning = context_warning(target, draft, wished)
         assert (warning is None) == (words is None)
         assert words is None or (warning.startswith("warning: requests ") and words in warning)

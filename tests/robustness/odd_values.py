@@ -47,6 +47,7 @@ SENSIBLE: dict[str, list[Any]] = {
     "draft_policy": ["fixed", "throughput"],
     "draft_length": [1, 2, 3],
     "draft_beams": [4, [2, 3], [4, 4, 4, 4]],
+    "draft_context": [1, 64, "all", "auto"],
     "predicted_text": [None, "", "abc"],
     "predicted_token_ids": [[], [97, 98, 97]],
     "memory": ["forest", "single"],

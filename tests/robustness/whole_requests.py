@@ -184,6 +184,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "draft_policy": st.sampled_from([None, "fixed", "throughput"]),
     "draft_length": st.integers(0, 4),
     "draft_beams": st.one_of(st.integers(1, 9), st.lists(st.integers(1, 9), max_size=4)),
+    "draft_context": st.sampled_from([1, 2, 4, 8, "all", "auto"]),
     "memory": st.sampled_from(["forest", "single"]),
     "replacement": st.booleans(),
     "temperature": st.sampled_from([0.0, 1e-6, 0.5, 1.0, 3.0, 1e3]),
@@ -237,6 +238,7 @@ OF_DRAFT = (
     "draft_policy",
     "draft_length",
     "draft_beams",
+    "draft_context",
 )
 OF_BEAMS = ("num_beams", "num_return_sequences", "early_stopping")
 OF_TREE = ("draft_beams", "replacement")

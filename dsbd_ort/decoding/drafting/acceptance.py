@@ -101,6 +101,14 @@ _LEVEL_WEIGHT = 3.0  # accepted layers that the first guess counts for, of all g
 _MEMORY = 0.985  # weight that a layer's observations keep after another
 _MANY_CHOSEN = 8  # layers from which on a running mean takes a tenth of the next one
 _MANY, _LATER = 32, 4  # layers after which rates are taken anew only after so many more
+WHOLE = 2**31
+"""The size of a context that is the whole path, above all sizes; see ``draft_context``."""
+AGREEMENT = {64: 0.90, 128: 0.93, 256: 0.94, 512: 0.95, WHOLE: 1.0}
+"""How often a draft with a context agrees with its target, over how often with the whole path: of
+Qwen2.5-Coder 0.5B and 1.5B after prompts of a thousand tokens (lab/results/real_pair.md)."""
+SIZES = tuple(AGREEMENT)[:-1]
+_AGREEMENT_WEIGHT = 100.0  # layers that the table counts for, for each size
+_MEMORY_OF_AGREEMENT = 0.999  # weight that the layers of a size keep after another
 _RATE_MEMORY = 0.9  # weight that an iteration's rate of tokens keeps after another
 _GUESSED_LOOP = 2e-4  # seconds of an iteration
 _GUESSED_LAYER = 0.6  # of an iteration
@@ -136,6 +144,14 @@ def _step(num_seen: int) -> float:
 
 
 @dataclass
+class Counts:
+    """First layers of drafts: how many there were, how many were accepted at their narrowest."""
+
+    seen: float = 0.0
+    accepted: float = 0.0
+
+
+@dataclass
 class AcceptanceEstimator:
     """How often a gap was enough, and how fast tokens are committed.
 
@@ -155,6 +171,8 @@ class AcceptanceEstimator:
     acceptance: float = 0.7  # running mean of the estimate of chosen layers
     rows: float = 0.0  # of their width
     num_chosen: int = 0  # layers in the running means
+    answer_length: float = 0.0  # running mean of the tokens of an answer; 0 before the first
+    first_layers: dict[int, Counts] = field(default_factory=dict)  # by size of the draft's context
     loop: LoopCost = field(default_factory=LoopCost)
     budgets: defaultdict[int, DraftBudget] = field(default_factory=lambda: defaultdict(DraftBudget))
 
@@ -188,6 +206,33 @@ class AcceptanceEstimator:
         step = 0.1 if self.num_chosen >= _MANY_CHOSEN else 1.0 / (self.num_chosen + 2)
         self.acceptance += step * (acceptance - self.acceptance)
         self.rows += step * (width - self.rows) if self.rows else float(width)
+
+    def agreement(self, size: int) -> float:
+        """Return how often drafts with a context of a size agree, over how often with the whole.
+
+        Larger ones that are not in the table are as good as the largest.
+        """
+        known = max((each for each in AGREEMENT if each <= size), default=SIZES[0])
+        guessed = AGREEMENT[known]
+        usual = sum(AGREEMENT[each] * counts.seen for each, counts in self.first_layers.items())
+        counts = self.first_layers.get(known)
+        if counts is None or not usual:
+            return guessed
+        level = max(sum(each.accepted for each in self.first_layers.values()) / usual, 1e-3)
+        accepted = counts.accepted / level + _AGREEMENT_WEIGHT * guessed
+        return min(accepted / (counts.seen + _AGREEMENT_WEIGHT), 1.0)
+
+    def learn_agreement(self, size: int, *, agrees: bool) -> None:
+        """Count a first layer, drafted with a context of this size."""
+        known = max((each for each in AGREEMENT if each <= size), default=SIZES[0])
+        counts = self.first_layers.setdefault(known, Counts())
+        counts.seen = _MEMORY_OF_AGREEMENT * counts.seen + 1.0
+        counts.accepted = _MEMORY_OF_AGREEMENT * counts.accepted + agrees
+
+    def learn_length(self, num_tokens: int) -> None:
+        """Count an answer that has ended."""
+        step = 0.2 if self.answer_length else 1.0
+        self.answer_length += step * (num_tokens - self.answer_length)
 
     def refresh(self) -> None:
         """Compute ``rates`` anew if enough was learned since to matter."""

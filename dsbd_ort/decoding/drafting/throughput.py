@@ -87,6 +87,7 @@ class ThroughputDraftPolicy:
 
     host_seconds, target_seconds: return the request's time outside engine calls, in the target's.
     unread: returns how many tokens of prompt and source the draft model has to read.
+    context_size: returns the size of the context that the draft model has (``draft_context``).
     may_rest: whether an iteration without a draft predicts the next ones; not with a constraint,
         which forces tokens without notice.
     """
@@ -102,11 +103,13 @@ class ThroughputDraftPolicy:
         host_seconds: Callable[[], float],
         target_seconds: Callable[[], float],
         unread: Callable[[], tuple[int, int]],
+        context_size: Callable[[], int],
         may_rest: bool,
     ) -> None:
         self._costs, self._estimator, self._scores, self._forest = costs, estimator, scores, forest
         self._most_layers, self._may_rest, self._unread = most_layers, may_rest, unread
         self._host_seconds, self._target_seconds = host_seconds, target_seconds
+        self._context_size = context_size
         self._budget = estimator.budget(costs.num_sharers)
         self._num_to_rest = self._num_iterations = 0
         self._has_begun = False  # an iteration: not while the policy rests
@@ -315,6 +318,8 @@ class ThroughputDraftPolicy:
             num_short = min(max(last + 1 - layer.narrowest, 0), len(layer.gaps))
             self._estimator.learn(layer.gaps, num_short, depth)
             agrees |= not (depth or num_short)
+            if not depth:
+                self._estimator.learn_agreement(self._context_size(), agrees=agrees)
         return agrees
 
     def _spent(self, draft: _Draft) -> float:

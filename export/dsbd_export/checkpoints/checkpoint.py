@@ -56,6 +56,11 @@ class Checkpoint:
     target_given: GivenEntry | None = None
 
     @property
+    def reads_whole_path(self) -> bool:
+        """Whether a draft's rows need all rows before them, see ``ModelEntry``."""
+        return self.encoder is not None or self.target_folder is not None
+
+    @property
     def family(self) -> str:
         """Return the ``model_type`` of the checkpoint, or the method of a feature draft."""
         return str((self.composite or self.config).model_type)

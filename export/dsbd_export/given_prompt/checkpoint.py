@@ -32,6 +32,10 @@ class GivenCheckpoint(Checkpoint):
     given: GivenEntry
 
     @property
+    def reads_whole_path(self) -> bool:
+        return True
+
+    @property
     def kind(self) -> GivenKind:
         return GIVEN_KINDS[self.family]
 

@@ -77,8 +77,14 @@ class Bundle:
 
     @property
     def context_length(self) -> int:
-        """Number of positions that every model supports."""
-        return min(entry.context_length for entry in self.entry_by_role.values())
+        """Most tokens of a prompt and its answer: of the target, and of a draft that reads all.
+
+        Other drafts read the end of a path (``DraftContext``), unless it has sound or pictures.
+        """
+        target, draft = self.manifest.target, self.manifest.draft
+        if draft is None or not (draft.reads_whole_path or target.given is not None):
+            return target.context_length
+        return min(target.context_length, draft.context_length)
 
     @property
     def source_length(self) -> int | None:

@@ -206,7 +206,14 @@ class ModelEntry:
         fields = {name: value for part in self.parts for name, value in part.spec.items()}
         kept = frozenset(cache.kind for cache in self.caches)
         memory = MemorySpec(kept=kept, grows_in_steps=True)
-        return EngineSpec(vocab_size=self.vocab_size, memory=memory, **fields)
+        return EngineSpec(
+            vocab_size=self.vocab_size, context_length=self.context_length, memory=memory, **fields
+        )
+
+    @property
+    def reads_whole_path(self) -> bool:
+        """Whether a draft's rows need all rows before them: features, a source or given rows."""
+        return self.is_feature_draft or self.encoder is not None or self.given is not None
 
     @property
     def is_feature_draft(self) -> bool:
