@@ -130,6 +130,7 @@ void BatchedDecoder::start(BatchMember& member) {
             continue;  // without features its rows could not be computed again
         }
         if (member.request.prompt_ids.empty()) continue;  // an error of `decoding_loop`
+        if (member.request.chooses_start(role, view->spec())) continue;
         view->prefix = caches_[at(role)]->longest_prefix(member.request.reusable_prompt(role));
     }
     CacheView* draft = member.views[at(Role::draft)].get();

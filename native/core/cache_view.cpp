@@ -122,6 +122,70 @@ void CacheView::end(const Ints& agreed_tokens) {
     std::fill_n(seen_.row(0), seen_.num_words(), 0);  // the prefix is all that is left
 }
 
+std::optional<EngineCall> CacheView::begin_again(std::size_t num_dropped, std::size_t num_begin) {
+    RowsByPosition rows = rows_by_position(num_dropped, num_begin);
+    Ints tokens = prefix.tokens;
+    const auto end_of = [&](std::size_t num_tokens) {
+        return tokens.begin() + static_cast<std::ptrdiff_t>(std::min(num_tokens, tokens.size()));
+    };
+    tokens.erase(end_of(num_begin), end_of(num_begin + num_dropped));
+    const std::size_t size = rows.tokens.size();
+    if (!size) {
+        prefix.shorten(0);
+        show(rows.seen);
+        return {};
+    }
+    const auto write = [=, this, rows = std::move(rows)](std::size_t first_row, Forward& forward) {
+        forward.token_ids = rows.tokens;
+        forward.positions = rows.positions;
+        forward.mask.reset(size, first_row + size);
+        for (std::size_t s = 0; s < size; ++s) {
+            rows.for_seen(s, [&](std::size_t row) { forward.mask.set(s, first_row + row); });
+            forward.mask.set(s, first_row + s);
+        }
+        const auto first = static_cast<std::int64_t>(first_row);
+        prefix.tokens = tokens;
+        count_up(prefix.rows, tokens.size(), first);
+        std::vector<Ints> seen = rows.seen;
+        for (Ints& of_slot : seen) {
+            for (auto& row : of_slot) row += first;
+        }
+        reserve(num_slots_, first_row + size);
+        show(seen);
+    };
+    return EngineCall{Role::draft, &meter, size, write, prefix.source, true};
+}
+
+RowsByPosition CacheView::rows_by_position(std::size_t num_dropped, std::size_t num_begin) const {
+    const auto first = static_cast<std::int64_t>(num_begin),
+               end = static_cast<std::int64_t>(num_begin + num_dropped);
+    const auto position = [&](std::int64_t row) { return row_cache.position_of(at(row)); };
+    Flags is_used(row_cache.num_rows());
+    mark_used(is_used);
+    Ints rows = places_of(is_used);
+    std::erase_if(rows, [&](auto row) { return first <= position(row) && position(row) < end; });
+    std::ranges::stable_sort(rows, {}, position);
+    RowsByPosition found;
+    Ints number_of_row(is_used.size(), -1);
+    for (const auto row : rows) {
+        number_of_row[at(row)] = static_cast<std::int64_t>(found.tokens.size());
+        found.tokens.push_back(row_cache.token_of(at(row)));
+        found.positions.push_back(position(row) - (position(row) < first ? 0 : end - first));
+    }
+    found.slots.resize(rows.size());
+    found.seen.resize(num_slots_);
+    for (std::size_t slot = num_slots_; slot-- > 0;) {
+        for (const auto row : seen_rows(slot)) {
+            const std::int64_t number = number_of_row[at(row)];
+            if (number < 0) continue;
+            found.seen[slot].push_back(number);
+            found.slots[at(number)] = static_cast<std::int64_t>(slot);
+        }
+        std::ranges::sort(found.seen[slot]);
+    }
+    return found;
+}
+
 void CacheView::mark_used(Flags& is_used) const {
     for (std::size_t i = 0; i < seen_.num_words(); ++i) {
         std::uint64_t word = 0;
@@ -142,6 +206,7 @@ void CacheView::renumber(IntSpan new_rows) {
     }
 }
 
+/// Return the rows that a slot sees, increasing; those of the prefix as well for slot 0.
 Ints CacheView::seen_rows(std::size_t number) const {
     BitRows seen(1, std::max(seen_.num_columns(), row_cache.num_rows()));
     std::copy_n(seen_.row(number), seen_.num_words(), seen.row(0));

@@ -6,6 +6,24 @@
 
 namespace dsbd {
 
+/// Rows of a view, numbered by position.
+///
+/// Every slot sees a path: one row at each position from 0 to its own. So a row sees, of any slot
+/// that sees it, the rows before it.
+struct RowsByPosition {
+    Ints tokens, positions;         // (num_rows,)
+    std::vector<Ints> seen;         // by slot: its rows, increasing
+    Ints slots;                     // (num_rows,) one slot that sees the row
+
+    /// Call `use` with every row that a row sees, itself aside.
+    template <class Use>
+    void for_seen(std::size_t row, const Use& use) const {
+        for (auto above : seen[at(slots[row])]) {
+            if (positions[at(above)] < positions[row]) use(at(above));
+        }
+    }
+};
+
 /// One request's rows of an engine's cache, and which of them each of its nodes sees.
 ///
 /// A node that was computed has a *slot*; slot 0 sees the prompt. Bit c of a slot says whether it
@@ -42,11 +60,18 @@ public:
     /// position 0 on, those that all paths share.
     void end(const Ints& agreed_tokens);
 
+    /// Return the call that computes a draft's rows again, with fewer positions before them.
+    ///
+    /// The rows of the next `num_dropped` positions after `num_begin` begin tokens are dropped, and
+    /// later rows have positions that are lower by as many. The slots see the new rows once the
+    /// call is made; none: no row is left.
+    std::optional<EngineCall> begin_again(std::size_t num_dropped, std::size_t num_begin);
+
     void mark_used(Flags& is_used) const override;
     void renumber(IntSpan new_rows) override;
 
-    /// The rows that a slot sees, increasing; those of the prefix as well for slot 0.
-    Ints seen_rows(std::size_t slot) const;
+    /// The rows that are used, those aside whose positions begin_again drops.
+    RowsByPosition rows_by_position(std::size_t num_dropped = 0, std::size_t num_begin = 0) const;
     /// Let every slot see these rows of the cache, by slot, and no others.
     void show(const std::vector<Ints>& rows_by_slot);
 
@@ -58,6 +83,7 @@ public:
     std::size_t num_rows_at_end = 0;  // rows that it held when it ended
 
 private:
+    Ints seen_rows(std::size_t slot) const;
     void reserve(std::size_t num_slots, std::size_t num_rows);
 
     bool hides_first_;

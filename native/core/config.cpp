@@ -24,6 +24,8 @@ void take(const Json& value, T& field) {
         field = static_cast<T>(std::ranges::find(choices, value) - choices.begin());
     } else if constexpr (std::is_same_v<T, Uint128>) {
         field = value.get<std::uint64_t>();
+    } else if constexpr (std::is_same_v<T, std::size_t>) {
+        field = value == "all" ? WHOLE_CONTEXT : value == "auto" ? AUTO_CONTEXT : value.get<T>();
     } else {
         field = value.get<T>();
     }
@@ -166,6 +168,12 @@ Json json_object(std::string_view text, const std::string& name) {
 }
 
 }  // namespace options
+
+bool DecodingConfig::depends_on_draft() const {
+    const bool is_free = row->has_draft && (row->rule == Rule::sample || row->rule == Rule::search);
+    return !is_free || coupling == Coupling::rejection || width_policy == WidthPolicy::threshold ||
+           memory == Memory::single || replacement;
+}
 
 std::size_t DecodingConfig::most_draft_beams() const {
     const auto most = std::max_element(draft_beams.begin(), draft_beams.end());

@@ -15,6 +15,9 @@ enum class PolicyKind : std::uint8_t { fixed, throughput };
 enum class Memory : std::uint8_t { forest, single };
 enum class EarlyStopping : std::uint8_t { no, yes, never };
 
+/// Sizes of the draft's context: the whole path, and the one that is expected to save most time.
+inline constexpr std::size_t WHOLE_CONTEXT = std::size_t{1} << 31, AUTO_CONTEXT = 0;
+
 /// What is known when options are resolved.
 struct Surroundings {
     bool costs_are_known = true;  // of engine calls: draft policy "throughput" is the default
@@ -35,6 +38,7 @@ struct DecodingConfig {
     PolicyKind draft_policy = PolicyKind::fixed;
     std::size_t draft_length = 0;
     std::vector<std::size_t> draft_beams;  // (draft_length,) candidates W_S of every layer
+    std::size_t draft_context = AUTO_CONTEXT;  // tokens at the end of a path that the draft reads
     Memory memory = Memory::forest;
     bool replacement = false;
     double temperature = 1.0;
@@ -86,6 +90,8 @@ struct DecodingConfig {
         return row->has_draft &&
                (drafter == DrafterKind::model || drafter == DrafterKind::model_and_ngram);
     }
+    /// Whether the output depends on what is drafted.
+    bool depends_on_draft() const;
     /// Most candidates of any drafted layer, 0 without a draft.
     std::size_t most_draft_beams() const;
     /// Fewest beams that the width policy ever keeps.

@@ -1,6 +1,7 @@
 // The decoding loop: draft a forest, verify it in one target call, select, prune, observe.
 #include "decode.hpp"
 
+#include "drafting/acceptance.hpp"
 #include "drafting/ngram.hpp"
 #include "error.hpp"
 #include "set_up.hpp"
@@ -113,6 +114,7 @@ DecodeResult finish(LoopParts& run, const Beams& beams) {
     }
     result.sequences = best_sequences(run, beams);
     const Ints& first = result.sequences[0].token_ids;
+    request.estimator->learn_length(first.size());
     if (request.ngram_pool) {
         Ints text = request.prompt_ids;
         text.insert(text.end(), first.begin(), first.end());

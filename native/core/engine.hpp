@@ -8,7 +8,7 @@ namespace dsbd {
 /// What a request reads of an engine before it begins.
 struct EngineSpec {
     std::size_t vocab_size = 0;
-    std::size_t context_length = 0;
+    std::size_t context_length = 0;  // positions that the engine has; 0: no limit
     std::size_t num_top_logits = 0;  // K of a top-k head; 0: all logits of a row
     bool keeps_full_logits = false;  // whether all logits of a top-k head's forward can be read
     bool returns_features = false;   // a target that returns features of the rows asked for

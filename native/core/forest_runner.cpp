@@ -75,8 +75,6 @@ Nodes ForestRunner::missing() const {
 }
 
 EngineCalls<void> ForestRunner::compute(Nodes pending) {
-    if (pending.empty()) co_return;
-    if (is_unread_) co_await read_prompt();
     while (!pending.empty()) {
         const auto first_slot = static_cast<std::int64_t>(view_.num_slots());
         const Computing computing =
@@ -115,11 +113,12 @@ ForestRunner::Computing ForestRunner::begin_computing(Nodes nodes) {
 
 void ForestRunner::write(const Computing& computing, std::size_t first_row, Forward& forward) {
     const std::size_t size = computing.nodes.size();
+    const auto offset = static_cast<std::int64_t>(offset_);
     forward.token_ids.resize(size);
     forward.positions.resize(size);
     for (std::size_t i = 0; i < size; ++i) {
         forward.token_ids[i] = forest.tokens[at(computing.nodes[i])];
-        forward.positions[i] = forest.positions[at(computing.nodes[i])];
+        forward.positions[i] = forest.positions[at(computing.nodes[i])] - offset;
     }
     view_.append(computing.parent_slots, first_row, forward.mask);
     count_up(forward.logit_rows, size);
@@ -145,7 +144,6 @@ LeftOut ForestRunner::read_left_out(const Beams& beams, double threshold, std::s
 }
 
 void ForestRunner::keep_needed(Flags& is_kept) const {
-    if (is_put_off_) return;
     Nodes left;  // the slots after pruning
     for (auto slot : features_ ? slots() : Nodes{}) left.push_back(slot_after_pruning(slot));
     for (auto node : forest.pending(places_of(is_kept), features_ ? left : slots())) {
@@ -156,7 +154,6 @@ void ForestRunner::keep_needed(Flags& is_kept) const {
 }
 
 void ForestRunner::prune() {
-    if (is_put_off_) return;
     Ints kept;
     for (auto& slot : slots()) {
         slot = slot_after_pruning(slot);
@@ -178,8 +175,6 @@ std::int64_t ForestRunner::slot_after_pruning(std::int64_t slot) const {
     return features_ && features_->is_outdated(slot) ? NOT_COMPUTED : slot;
 }
 
-EngineCalls<void> ForestRunner::read_prompt() { co_return; }
-
 /// Return an error that says whose call it was.
 ModelError ForestRunner::named(const ModelError& error) const {
     const char* name = role_ == Role::target ? "target" : "draft";
@@ -188,8 +183,9 @@ ModelError ForestRunner::named(const ModelError& error) const {
 }
 
 LateRunner::LateRunner(CacheView& view, Forest& forest_, ComputedDistributions& distributions_,
-                       const Ints& prompt_ids, const Hypotheses& hypotheses)
+                       const Ints& prompt_ids, const Hypotheses& hypotheses, DraftContext context_)
     : ForestRunner(Role::draft, view, forest_, distributions_),
+      context(std::move(context_)),
       prompt_ids_(prompt_ids),
       hypotheses_(hypotheses) {
     prefill_later(Beams::initial());
@@ -200,9 +196,23 @@ void LateRunner::prefill_later(const Beams& beams) {
     const std::size_t node = at(beams.nodes[0]);
     is_unread_ = true;
     read_to_ = beams;
-    num_to_read_ = at(forest.positions[node]);
     const std::int64_t parent = forest.parents[node];
     if (parent >= 0) slots()[at(parent)] = 0;  // what it sees is that prompt
+    Ints path = tokens();
+    path.pop_back();
+    num_unread_ = context.choose(path.size(), [&](std::size_t start) {
+        return longest_prefix({context.tokens(path, start), view_.prefix.source}).tokens.size();
+    });
+}
+
+/// Return the rows that the path has: its own, unless another request has more.
+PrefixCache LateRunner::longest_prefix(const RowIdentity& identity) const {
+    PrefixCache shared = view_.row_cache.longest_prefix(identity);
+    const std::size_t num_own = view_.prefix.num_common(identity);
+    if (shared.tokens.size() > num_own) return shared;
+    PrefixCache own = view_.prefix;
+    own.shorten(num_own);
+    return own;
 }
 
 void LateRunner::rest(std::size_t num_iterations, const Beams& beams) {
@@ -226,14 +236,14 @@ void LateRunner::put_off(const Beams& beams) {
     view_.keep(computed);
     is_unread_ = true;
     read_to_ = beams;
-    view_.end(tokens());
+    view_.end(context.tokens(tokens()));
     slots_above_.clear();
     distributions.forget();
 }
 
 std::pair<std::size_t, std::size_t> LateRunner::unread() const {
     const bool reads_source = view_.spec().reads_source && !num_calls_ && view_.prefix.source;
-    return {is_unread_ ? num_to_read_ - view_.prefix.tokens.size() : 0,
+    return {is_unread_ ? num_unread_ : 0,
             reads_source ? view_.prefix.source->token_ids().size() : 0};
 }
 
@@ -245,13 +255,34 @@ Ints LateRunner::tokens() const {
     return found;
 }
 
+bool LateRunner::can_draft(const Beams& beams) {
+    newest_ = at(std::ranges::max(entries_at(forest.positions, beams.nodes)));
+    if (context.reaches(newest_)) return true;  // usually
+    first_ = newest_;
+    for (auto node : pending(beams.nodes)) first_ = std::min(first_, at(forest.positions[at(node)]));
+    return context.can_reach(first_, newest_);
+}
+
+EngineCalls<void> LateRunner::compute(Nodes pending) {
+    if (pending.empty()) co_return;
+    if (is_unread_) co_await read_prompt();
+    if (!context.reaches(newest_)) {
+        const std::size_t num_dropped = context.begin_again(first_, newest_);
+        offset_ = context.offset();
+        std::optional<EngineCall> again = view_.begin_again(num_dropped, context.num_begin());
+        if (again) co_await needed(*again);
+    }
+    co_await ForestRunner::compute(std::move(pending));
+}
+
 /// Rows that another request has by now are shared.
 EngineCalls<void> LateRunner::read_prompt() {
     Ints token_ids = tokens();
     token_ids.pop_back();
+    token_ids = context.tokens(token_ids);
     is_unread_ = is_put_off_ = false;
-    PrefixCache shared = view_.row_cache.longest_prefix({token_ids, view_.prefix.source});
-    if (shared.tokens.size() > view_.prefix.tokens.size()) view_.prefix = std::move(shared);
+    view_.prefix = longest_prefix({token_ids, view_.prefix.source});
+    offset_ = context.offset();
     co_await prefill(std::move(token_ids));
 }
 

@@ -7,6 +7,7 @@
 #include "cache_view.hpp"
 #include "computed_distributions.hpp"
 #include "drafting/draft.hpp"
+#include "drafting/draft_context.hpp"
 #include "engine_call.hpp"
 #include "error.hpp"
 #include "forest.hpp"
@@ -65,21 +66,19 @@ public:
     LeftOut read_left_out(const Beams& beams, double threshold, std::size_t most);
 
     /// Keep the nodes as well that are needed to compute kept ones later: (num_nodes,).
-    void keep_needed(Flags& is_kept) const;
+    virtual void keep_needed(Flags& is_kept) const;
     /// Forget the nodes that the forest has dropped.
-    void prune();
+    virtual void prune();
 
     Forest& forest;
     ComputedDistributions& distributions;
 
 protected:
-    virtual EngineCalls<void> read_prompt();
-
     Role role_;
     CacheView& view_;
     std::size_t num_calls_ = 0;
     std::map<std::int64_t, std::int64_t> slots_above_;  // by node set back: a slot of what is above
-    bool is_unread_ = false, is_put_off_ = false;       // see LateRunner
+    std::size_t offset_ = 0;  // the forest's position 5 is the engine's position 5 - offset_
 
 private:
     /// Nodes that are about to be computed.
@@ -99,37 +98,50 @@ private:
     NodeFeatures* features_;
 };
 
-/// The draft's rows of the forest; it reads the prompt just before its first node.
+/// The draft's rows of the forest; it reads the end of the prompt just before its first node.
 ///
 /// During a long rest it is *put off*: nothing is kept for it, and its next rows are computed as a
 /// prompt is, all at once.
 class LateRunner final : public ForestRunner {
 public:
     LateRunner(CacheView& view, Forest& forest, ComputedDistributions& distributions,
-               const Ints& prompt_ids, const Hypotheses& hypotheses);
+               const Ints& prompt_ids, const Hypotheses& hypotheses, DraftContext context);
 
     /// Be put off if that costs less than to stay up to date in iterations without a draft. With 0
     /// iterations, be ready for a draft below these beams.
     void rest(std::size_t num_iterations, const Beams& beams);
     /// Return how many tokens of prompt and source are read before the first node.
     std::pair<std::size_t, std::size_t> unread() const;
+    /// Whether the draft has positions for layers below these beams.
+    bool can_draft(const Beams& beams);
+    /// Compute nodes; before, read what is unread, or begin the path again.
+    EngineCalls<void> compute(Nodes pending) override;
+    void keep_needed(Flags& is_kept) const override {
+        if (!is_put_off_) ForestRunner::keep_needed(is_kept);
+    }
+    void prune() override {
+        if (!is_put_off_) ForestRunner::prune();
+    }
     /// Rows of an earlier prompt that began alike stay as they are.
     void finish(const Ints& agreed_tokens) override {
-        if (!is_unread_) ForestRunner::finish(agreed_tokens);
+        if (!is_unread_) ForestRunner::finish(context.tokens(agreed_tokens));
     }
 
-protected:
-    EngineCalls<void> read_prompt() override;
+    DraftContext context;  // where the draft's path begins
 
 private:
+    PrefixCache longest_prefix(const RowIdentity& identity) const;
+    EngineCalls<void> read_prompt();
     void prefill_later(const Beams& beams);
     void put_off(const Beams& beams);
     Ints tokens() const;
 
     const Ints& prompt_ids_;
     const Hypotheses& hypotheses_;
+    bool is_unread_ = false, is_put_off_ = false;
     Beams read_to_;
-    std::size_t num_to_read_ = 0;
+    std::size_t num_unread_ = 0;
+    std::size_t first_ = 0, newest_ = 0;  // positions of what a draft continues, see `can_draft`
 };
 
 }  // namespace dsbd

@@ -17,18 +17,17 @@ std::size_t count_of(const Flags& flags) {
     return static_cast<std::size_t>(std::count(flags.begin(), flags.end(), 1));
 }
 
-/// Return how many first tokens of an identity a prefix has.
-std::size_t num_common(const PrefixCache& prefix, const RowIdentity& identity) {
-    if (prefix.source != identity.source) return 0;
-    const auto ends = std::ranges::mismatch(prefix.tokens, identity.tokens);
-    return static_cast<std::size_t>(ends.in1 - prefix.tokens.begin());
-}
-
 void append_shifted(Ints& rows, const Ints& more, std::size_t first) {
     for (auto row : more) rows.push_back(row + static_cast<std::int64_t>(first));
 }
 
 }  // namespace
+
+std::size_t PrefixCache::num_common(const RowIdentity& identity) const {
+    if (source != identity.source) return 0;
+    const auto ends = std::ranges::mismatch(tokens, identity.tokens);
+    return static_cast<std::size_t>(ends.in1 - tokens.begin());
+}
 
 void PrefixCache::shorten(std::size_t num_tokens) {
     if (tokens.size() > num_tokens) tokens.resize(num_tokens);
@@ -72,7 +71,7 @@ PrefixCache SharedKVCache::longest_prefix(const RowIdentity& identity) const {
     const PrefixCache* longest = nullptr;
     std::size_t most_common = 0;
     const auto consider = [&](const PrefixCache& other) {
-        const std::size_t found = num_common(other, identity);
+        const std::size_t found = other.num_common(identity);
         if (found > most_common) longest = &other;
         most_common = std::max(most_common, found);
     };

@@ -41,6 +41,8 @@ struct PrefixCache {
     SourcePointer source;
     PromptFeature feature;  // for a feature draft
 
+    /// Return how many first tokens of a path have rows here.
+    std::size_t num_common(const RowIdentity& identity) const;
     /// Keep only the first tokens.
     void shorten(std::size_t num_tokens);
 };

@@ -42,6 +42,12 @@ const Condition FREE_OF_THE_DRAFT{strategy, [](Given o) { return is_drafting_fre
                                   "one whose output need not depend on its draft, such as dsbd"};
 const Condition DRAFTING{drafter, [](Given o) { return o[drafter] != "none"; },
                          "'model' or 'ngram'"};
+const Condition DRAFTED_BY_MODEL{drafter,
+                                 [](Given o) {
+                                     const Json& by = o[drafter];
+                                     return by.is_null() || by == "model" || by == "model+ngram";
+                                 },
+                                 "'model' or 'model+ngram'"};
 const Condition DRAFTED_LAYERS{draft_length, [](Given o) { return o[draft_length] != 0; },
                                "at least 1"};
 const Condition THRESHOLD{width_policy, [](Given o) { return o[width_policy] == "threshold"; },

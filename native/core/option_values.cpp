@@ -155,6 +155,18 @@ Json Number::operator()(const std::string& name, const Json& value) const {
     return number;
 }
 
+Domain whole_or(Whole number, std::vector<std::string> names) {
+    return [number, names = std::move(names)](const std::string& name, const Json& value) -> Json {
+        if (value.is_number_integer()) return number(name, value);
+        std::string expected;
+        for (const std::string& each : names) {
+            if (value == each) return value;
+            expected += (expected.empty() ? "" : ", ") + python(each);
+        }
+        refuse(name, value, "a whole number or one of " + expected);
+    };
+}
+
 Domain one_of(std::vector<Json> choices, bool is_quoted) {
     return [choices = std::move(choices), is_quoted](const std::string& name, const Json& value) {
         std::string names;

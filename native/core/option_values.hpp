@@ -43,6 +43,8 @@ struct Number {
     Json operator()(const std::string& name, const Json& value) const;
 };
 
+/// A whole number, or one of a few names.
+Domain whole_or(Whole number, std::vector<std::string> names);
 /// One of a few names or bools; is_quoted: whether a message quotes them.
 Domain one_of(std::vector<Json> choices, bool is_quoted = true);
 Json seed_number(const std::string& name, const Json& value);

@@ -124,27 +124,8 @@ std::vector<FeaturePlace> RecomputedPair::next_places() const {
 
 }  // namespace
 
-PreemptedRows::PreemptedRows(Role role, CacheView& view) : role_(role), view_(view) {
-    const SharedKVCache& cache = view.row_cache;
-    Flags is_used(cache.num_rows());
-    view.mark_used(is_used);
-    Ints rows = places_of(is_used);
-    std::ranges::stable_sort(rows, {}, [&](auto row) { return cache.position_of(at(row)); });
-    Ints number_of_row(is_used.size());
-    for (const auto row : rows) {
-        number_of_row[at(row)] = static_cast<std::int64_t>(tokens_.size());
-        tokens_.push_back(cache.token_of(at(row)));
-        positions_.push_back(cache.position_of(at(row)));
-    }
-    slots_.resize(rows.size());
-    for (std::size_t slot = view.num_slots(); slot-- > 0;) {
-        Ints seen = view.seen_rows(slot);
-        seen = entries_at(number_of_row, seen);
-        std::sort(seen.begin(), seen.end());
-        for (auto row : seen) slots_[at(row)] = static_cast<std::int64_t>(slot);
-        seen_.push_back(std::move(seen));
-    }
-    std::reverse(seen_.begin(), seen_.end());
+PreemptedRows::PreemptedRows(Role role, CacheView& view)
+    : role_(role), view_(view), held_(view.rows_by_position()) {
     prefix.source = view.prefix.source;
     view.row_cache.remove(view);
 }
@@ -177,11 +158,11 @@ EngineCall PreemptedRows::next_call(std::size_t size, ParentFeatures reads,
 }
 
 std::int64_t PreemptedRows::parent(std::size_t row) const {
-    const Ints& path = seen_[at(slots_[row])];
-    const auto found = std::find_if(path.begin(), path.end(), [&](auto above) {
-        return positions_[at(above)] == positions_[row] - 1;
+    std::int64_t found = -1;
+    held_.for_seen(row, [&](std::size_t above) {
+        if (position(above) == position(row) - 1) found = static_cast<std::int64_t>(above);
     });
-    return found == path.end() ? -1 : *found;
+    return found;
 }
 
 /// Write the rows from number `start` on: each sees those before it of a slot that sees it.
@@ -189,19 +170,18 @@ void PreemptedRows::write(std::size_t start, std::size_t size, std::size_t first
                           Forward& forward) {
     const auto begin = static_cast<std::ptrdiff_t>(start);
     const auto end = static_cast<std::ptrdiff_t>(start + size);
-    forward.token_ids.assign(tokens_.begin() + begin, tokens_.begin() + end);
-    forward.positions.assign(positions_.begin() + begin, positions_.begin() + end);
+    const Ints &tokens = held_.tokens, &positions = held_.positions;
+    forward.token_ids.assign(tokens.begin() + begin, tokens.begin() + end);
+    forward.positions.assign(positions.begin() + begin, positions.begin() + end);
     forward.mask.reset(size, first_row + size);
     for (std::size_t row = first_row; row < first_row + size; ++row) {
         rows_.push_back(static_cast<std::int64_t>(row));
     }
     for (std::size_t s = 0; s < size; ++s) {
-        const std::int64_t position = positions_[start + s];
-        for (auto row : seen_[at(slots_[start + s])]) {
-            const std::int64_t above = positions_[at(row)];
-            const bool is_hidden = view_.spec().reads_features && above == 0;  // see CacheView
-            if (above < position && !is_hidden) forward.mask.set(s, at(rows_[at(row)]));
-        }
+        held_.for_seen(start + s, [&](std::size_t row) {
+            const bool is_hidden = view_.spec().reads_features && !position(row);  // see CacheView
+            if (!is_hidden) forward.mask.set(s, at(rows_[row]));
+        });
         forward.mask.set(s, first_row + s);
     }
     show_prefix();
@@ -220,7 +200,7 @@ void PreemptedRows::end() {
     view_.row_cache.add(view_);
     view_.prefix.rows = prefix.rows;
     std::vector<Ints> rows_by_slot;
-    for (const Ints& seen : seen_) rows_by_slot.push_back(entries_at(rows_, seen));
+    for (const Ints& seen : held_.seen) rows_by_slot.push_back(entries_at(rows_, seen));
     view_.show(rows_by_slot);
 }
 

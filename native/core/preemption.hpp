@@ -12,8 +12,7 @@ namespace dsbd {
 
 /// What the rows of a preempted view held, and those computed again so far.
 ///
-/// They are numbered anew, by position. Every slot sees a path: one row at each position from 0 to
-/// its own. So a row sees, of any slot that sees it, the rows before it.
+/// They are numbered anew, by position.
 class PreemptedRows final : public UsedRows {
 public:
     /// Drop the rows of an open view.
@@ -36,14 +35,14 @@ public:
     /// Give the rows back to the view.
     void end();
 
-    std::int64_t token(std::size_t row) const { return tokens_[row]; }
-    std::int64_t position(std::size_t row) const { return positions_[row]; }
+    std::int64_t token(std::size_t row) const { return held_.tokens[row]; }
+    std::int64_t position(std::size_t row) const { return held_.positions[row]; }
     /// The parent of a row, -1 if it is not seen.
     std::int64_t parent(std::size_t row) const;
     /// The rows that every slot sees, increasing.
-    const std::vector<Ints>& rows_by_slot() const { return seen_; }
+    const std::vector<Ints>& rows_by_slot() const { return held_.seen; }
 
-    std::size_t num_rows() const { return tokens_.size(); }
+    std::size_t num_rows() const { return held_.tokens.size(); }
     Role role() const { return role_; }
     CacheView& view() { return view_; }
     void mark_used(Flags& is_used) const override;
@@ -55,10 +54,8 @@ private:
 
     Role role_;
     CacheView& view_;
-    Ints tokens_, positions_;  // (num_rows,) by position
-    std::vector<Ints> seen_;   // by slot: its rows, increasing
-    Ints slots_;               // (num_rows,) one slot that sees the row
-    Ints rows_;                // of the cache, of those computed again so far
+    RowsByPosition held_;
+    Ints rows_;  // of the cache, of those computed again so far
 };
 
 /// Of the engines whose rows are gone, in the order in which these are computed again.

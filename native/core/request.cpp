@@ -3,6 +3,7 @@
 
 #include <chrono>
 
+#include "drafting/draft_context.hpp"
 #include "error.hpp"
 #include "logits_processing/constraint.hpp"
 #include "logits_processing/path_states.hpp"
@@ -83,6 +84,10 @@ double seconds_now() {
 RowIdentity DecodingRequest::reusable_prompt(Role role) const {
     if (role == Role::target && config.prompt_logprobs) return {{}, source};
     return {Ints(prompt_ids.begin(), prompt_ids.end() - 1), source};
+}
+
+bool DecodingRequest::chooses_start(Role role, const EngineSpec& spec) const {
+    return role == Role::draft && !reads_whole_path(spec, source);
 }
 
 FinishReason DecodingRequest::finish_reason(const Ints& token_ids) const {

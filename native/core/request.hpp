@@ -30,6 +30,9 @@ struct DecodingRequest {
     std::shared_ptr<NGramPool> ngram_pool = nullptr;  // texts of earlier requests; this is added
     std::function<std::size_t()> num_sharers = [] { return std::size_t{1}; };  // of engine calls
     SourcePointer source = nullptr;
+    /// That begins every text, if the prompt begins with it: a draft that reads only the end of the
+    /// prompt reads it first.
+    std::optional<std::int64_t> begin_token = {};
     /// Tokens that the output may repeat, as those of the source; the predicted ones come first.
     Ints copied_ids = {};
     std::function<Ints()> late_ids = nullptr;  // the same, none until they are known
@@ -42,6 +45,8 @@ struct DecodingRequest {
     /// The part of the prompt whose rows may be reused: none of the target's with
     /// `prompt_logprobs`, as such rows have no logits any more.
     RowIdentity reusable_prompt(Role role) const;
+    /// Whether an engine's path begins where DraftContext says, not at the prompt.
+    bool chooses_start(Role role, const EngineSpec& spec) const;
     /// Why a sequence of these new tokens has ended.
     FinishReason finish_reason(const Ints& token_ids) const;
 };

@@ -51,11 +51,21 @@ LoopParts::LoopParts(DecodingRequest& given, CacheView& target_view, CacheView* 
       agreement(hypotheses),
       builder(forest, hypotheses, config.replacement) {
     const std::size_t num_rows = expected_rows(request.prompt_ids.size(), config);
-    for (CacheView* view : {&target_view, draft_view}) {
-        if (view) view->row_cache.expect(num_rows - view->prefix.tokens.size());
+    target_view.row_cache.expect(num_rows - target_view.prefix.tokens.size());
+    if (!request.estimator) request.estimator = std::make_shared<AcceptanceEstimator>();
+    if (request.costs) {
+        const std::size_t most_beams = config.most_draft_beams();
+        const std::size_t most_rows = (config.draft_length + 2) * (most_beams + config.num_beams);
+        costs_.emplace(*request.costs, request.num_sharers,
+                       DraftLimits{config.num_beams, most_rows, most_beams,
+                                   config.has_draft_model()});
     }
     rule = make_rule();
     make_runners(target_view, draft_view);
+    if (draft_view) {
+        const std::size_t num_skipped = late_ ? late_->context.offset() : 0;
+        draft_view->row_cache.expect(num_rows - num_skipped - draft_view->prefix.tokens.size());
+    }
     policy_ = make_policy();
     stats.emplace(static_cast<std::int64_t>(request.prompt_ids.size()), target->meter(),
                   draft_runner ? draft_runner->meter() : no_draft_, request.clock,
@@ -128,11 +138,28 @@ void LoopParts::make_draft_runner(CacheView& view, const Warp& warp) {
         lockstep.push_back(draft_runner.get());
     } else {
         auto late = std::make_unique<LateRunner>(view, forest, *of_draft_, request.prompt_ids,
-                                                 hypotheses);
+                                                 hypotheses, draft_context(spec));
         late_ = late.get();
         draft_runner = std::move(late);
     }
     runners.push_back(draft_runner.get());
+}
+
+DraftContext LoopParts::draft_context(const EngineSpec& draft) const {
+    ContextSettings settings;
+    if (!reads_whole_path(draft, request.source)) {
+        const bool is_auto = config.draft_context == AUTO_CONTEXT;
+        settings.size =
+            is_auto && config.depends_on_draft() ? WHOLE_CONTEXT : config.draft_context;
+        settings.most_tokens = draft.context_length;
+        settings.begin_token = request.begin_token;
+        settings.costs = costs_ ? &*costs_ : nullptr;
+    }
+    settings.num_prompt_tokens = request.prompt_ids.size();
+    settings.max_new_tokens = config.max_new_tokens;
+    settings.most_layers =
+        config.draft_beams.size() + (config.constraint ? MOST_FORCED_LAYERS : 0);
+    return DraftContext(settings, *request.estimator);
 }
 
 std::unique_ptr<SelectionRule> LoopParts::make_rule() {
@@ -153,14 +180,12 @@ std::unique_ptr<SelectionRule> LoopParts::make_rule() {
 }
 
 std::unique_ptr<DraftPolicy> LoopParts::make_policy() {
-    if (!request.costs || config.draft_policy == PolicyKind::fixed) {
+    if (!costs_ || config.draft_policy == PolicyKind::fixed) {
         return fixed_policy(config.draft_beams, [this](JointDistribution& joint, std::size_t number,
                                                        std::size_t depth) {
             return rule->propose(joint, number, depth);
         });
     }
-    if (!request.estimator) own_estimator_ = std::make_unique<AcceptanceEstimator>();
-    const std::size_t most_beams = config.most_draft_beams();
     const Meter& of_target = target->meter();
     const Meter& of_draft = draft_runner ? draft_runner->meter() : no_draft_;
     ThroughputSettings settings;
@@ -172,14 +197,11 @@ std::unique_ptr<DraftPolicy> LoopParts::make_policy() {
     settings.unread = [this] {
         return late_ ? late_->unread() : std::pair<std::size_t, std::size_t>{0, 0};
     };
+    settings.context_size = [this] { return late_ ? late_->context.size() : WHOLE_CONTEXT; };
     settings.may_rest = !config.constraint;
     if (config.num_beams == 1) put_off_ = late_;
-    const std::size_t most_rows =
-        (config.draft_length + 2) * (most_beams + config.num_beams);
-    RequestCosts costs(*request.costs, request.num_sharers,
-                       {config.num_beams, most_rows, most_beams, config.has_draft_model()});
     return throughput_policy(
-        std::move(costs), request.estimator ? *request.estimator : *own_estimator_,
+        *costs_, *request.estimator,
         [this](JointDistribution& joint, std::size_t depth) {
             return rule->draft_scores(joint, depth);
         },
@@ -203,6 +225,7 @@ EngineCalls<std::vector<DraftLayer>> LoopParts::draft(const Beams& beams, std::s
     const std::size_t num_to_rest = policy_->rest();
     if (put_off_) put_off_->rest(num_to_rest, beams);
     if (!drafter_ || num_to_rest) co_return std::vector<DraftLayer>{};
+    if (late_ && !late_->can_draft(beams)) co_return std::vector<DraftLayer>{};
     std::size_t num_pending = 0;
     for (auto node : beams.nodes) num_pending += forest.slot(Role::target, node) < 0;
     policy_->begin(num_pending, config.max_new_tokens - depth - 1);

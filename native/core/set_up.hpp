@@ -41,6 +41,7 @@ public:
     const DecodingConfig& config;
 
 private:
+    std::optional<RequestCosts> costs_;
     // State of the paths that does not depend on the engine.
     std::unique_ptr<RequestProcessing> processing_;
     std::unique_ptr<NGramDrafter> ngram_;
@@ -76,10 +77,10 @@ private:
     std::unique_ptr<SelectionRule> make_rule();
     std::unique_ptr<DraftPolicy> make_policy();
     void make_draft_runner(CacheView& view, const Warp& warp);
+    DraftContext draft_context(const EngineSpec& draft) const;
     void make_drafter();
 
     Meter no_draft_;
-    std::unique_ptr<AcceptanceEstimator> own_estimator_;
     std::unique_ptr<DraftPolicy> policy_;
     std::unique_ptr<Drafter> chained_;
     Drafter* drafter_ = nullptr;  // the one that is used, if any

@@ -305,7 +305,9 @@ bool ModelEntry::keeps_recent_rows() const {
 }
 
 std::size_t Bundle::context_length() const {
-    return draft ? std::min(target.context_length, draft->context_length) : target.context_length;
+    const bool reads_all = draft && (draft->features || draft->encoder);
+    return reads_all ? std::min(target.context_length, draft->context_length)
+                     : target.context_length;
 }
 
 Bundle open_bundle(const fs::path& folder) {

@@ -89,7 +89,7 @@ struct Bundle {
     std::map<std::string, std::uintmax_t> size_by_file;
     Json content;  // of dsbd.json
 
-    /// Number of positions that every model supports.
+    /// Most tokens of a prompt and its answer: of the target, and of a draft that reads all of them.
     std::size_t context_length() const;
     std::filesystem::path model_path(const char* role) const { return path / role / "model.onnx"; }
 };

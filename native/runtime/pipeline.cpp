@@ -157,6 +157,7 @@ PreparedRequest Pipeline::prepare(const Prompt& prompt, std::string_view options
                     "library; use eos_token_id, or callbacks by dsbd_set_text");
     }
     DecodingRequest request{ids, config, RandomGenerator(*config.seed)};
+    if (!ids.empty() && bundle_.target.bos_token_id == ids[0]) request.begin_token = ids[0];
     request.source = std::move(inputs.source);
     request.copied_ids = std::move(inputs.copied_ids);
     if (start) request.stop = stop_state(*start, config);

@@ -116,10 +116,10 @@ private:
         dsbd::RequestCosts request_costs(costs_, [&] { return num_sharers_; }, limits);
         const auto clock = [this] { return host_; };
         const auto policy = dsbd::throughput_policy(
-            std::move(request_costs), estimator_,
+            request_costs, estimator_,
             [this](dsbd::JointDistribution& joint, std::size_t) { return scores(joint); }, forest_,
             {given["most_layers"], clock, [this] { return target_; }, [this] { return unread_; },
-             given["may_rest"]});
+             [this] { return context_size_; }, given["may_rest"]});
         for (const json& iteration : request) iterate(*policy, iteration);
     }
 
@@ -130,6 +130,7 @@ private:
         host_ += given["before"].get<double>();
         target_ += given["target"].get<double>();
         unread_ = {given["unread"][0], given["unread"][1]};
+        context_size_ = given["context_size"];
         json decisions = json::array();
         dsbd::Iteration iteration;
         if (const std::size_t num_to_rest = policy.rest()) {
@@ -222,7 +223,7 @@ private:
         const dsbd::AcceptanceEstimator& e = estimator_;
         const dsbd::DraftBudget& budget = estimator_.budget(num_sharers_);
         return {e.rates, e.tokens, e.calls, e.acceptance, e.rows, e.num_learned, e.loop.iteration,
-                e.loop.layer, budget.balance, budget.share, budget.saved, budget.gained};
+                e.loop.layer, e.agreement(64), e.agreement(1000), budget.balance, budget.share, budget.saved, budget.gained};
     }
 
     ChangingCosts costs_;
@@ -231,6 +232,7 @@ private:
     std::size_t num_beams_, num_sharers_ = 1;
     double host_ = 0.0, target_ = 0.0;
     std::pair<std::size_t, std::size_t> unread_;
+    std::size_t context_size_ = 0;
     const json* layer_ = nullptr;
     std::vector<dsbd::JointDistribution> joints_;
     std::vector<json> layers_;

@@ -180,7 +180,9 @@ dsbd::tests::TableEngine Case::engine_of(const json& model, const dsbd::tests::T
     const auto kind = features.is_null()       ? FeatureKind::none
                       : features == "returned" ? FeatureKind::returned
                                                : FeatureKind::read;
-    return {table, given_["vocab_size"], num_top, now_, kind};
+    const json limit = model.is_null() ? json() : model["context_length"];
+    return {table, given_["vocab_size"], num_top, now_, kind,
+            limit.is_null() ? 0 : limit.get<std::size_t>()};
 }
 
 dsbd::DecodingRequest Case::request_of(const json& given, Ints& agreed) {
@@ -192,6 +194,7 @@ dsbd::DecodingRequest Case::request_of(const json& given, Ints& agreed) {
     }
     const dsbd::Uint128 seed = *config.seed;
     dsbd::DecodingRequest request{given["prompt"], std::move(config), dsbd::RandomGenerator(seed)};
+    if (!given["begin_token"].is_null()) request.begin_token = given["begin_token"];
     const auto stop = given["stop"].get<std::vector<Ints>>();
     if (!stop.empty()) request.stop = std::make_shared<EndsWithAny>(stop, Ints{}, false);
     const double seconds = given["seconds_a_row"];

@@ -38,6 +38,9 @@ json fields(const dsbd::DecodingConfig& config) {
 #define OTHER_OPTION(name, ...)
 #include "options.inc"
     found["strategy"] = config.row->name;
+    const std::size_t context = config.draft_context;
+    if (context == dsbd::AUTO_CONTEXT) found["draft_context"] = "auto";
+    if (context == dsbd::WHOLE_CONTEXT) found["draft_context"] = "all";
     found["constraint"] = nullptr;
     if (config.has_constraint()) found["constraint"] = {config.trie_file, config.trie_end};
     found["processes_logits"] = config.processes_logits();

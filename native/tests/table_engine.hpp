@@ -40,12 +40,14 @@ enum class FeatureKind : std::uint8_t { none, returned, read };
 class TableEngine final : public Engine, private FullLogits {
 public:
     /// num_top: logits of a top-k head, which keeps the others until the next forward; 0: all.
+    /// context_length: positions that it has; 0: no limit.
     TableEngine(const Table& table, std::size_t vocab_size, std::size_t num_top, double& now,
-                FeatureKind features = FeatureKind::none)
+                FeatureKind features = FeatureKind::none, std::size_t context_length = 0)
         : table_(table), now_(now) {
         spec_.returns_features = features == FeatureKind::returned;
         spec_.reads_features = features == FeatureKind::read;
         spec_.vocab_size = vocab_size;
+        spec_.context_length = context_length;
         spec_.num_top_logits = num_top;
         spec_.keeps_full_logits = num_top > 0;
     }
@@ -121,6 +123,8 @@ private:
     }
 
     Ints seen_path(const Forward& forward, std::size_t s) const {
+        const auto length = static_cast<std::int64_t>(spec_.context_length);
+        if (length && forward.positions[s] >= length) throw std::logic_error("beyond the context");
         Ints found(static_cast<std::size_t>(forward.positions[s]) + 1, -1);
         for (std::size_t row = 0; row < num_rows(); ++row) {
             if (!forward.mask.get(s, row)) continue;

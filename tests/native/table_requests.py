@@ -9,9 +9,10 @@ should print. Numbers that must agree to the last bit are written as their bits.
         target, draft: file of logits, (num_paths, vocab_size + 1) float32, the last of a row their
             log-sum-exp, of the paths that Python's loop has computed, with -1 added if a row came
             from the draft's own feature; num_top of a top-k head or 0; features: returned or read
+            context_length: its positions, null: no limit
         admits: whether the first request that waits is admitted now, again and again
         max_rows: of the caches; pool: tokens of the pool of n-grams; null: none
-        requests: options of DecodingConfig, and what else WholeRequest says;
+        requests: options of DecodingConfig, a begin token or null, what else WholeRequest says;
             preempts: whether the rows are dropped before each of the first engine calls
     refused: options that DecodingConfig refuses
 """
@@ -44,7 +45,7 @@ from dsbd_ort.decoding.top_tokens import TokenLogprobs
 from tests.decoding.feature_tables import TableDraft
 from tests.decoding.top_table import candidates_of
 from tests.native.law_cases import check_portable
-from tests.robustness.whole_requests import NO_DRAFT, WholeRequest, whole_requests
+from tests.robustness.whole_requests import FEATURES, NO_DRAFT, WholeRequest, whole_requests
 
 STATS = (
     *("num_iterations", "num_draft_tokens", "num_accepted_tokens", "num_draft_layers"),
@@ -103,8 +104,9 @@ def supported(request: WholeRequest) -> WholeRequest:
 class Recorded:
     """A model whose clock goes on with its calls, and what it has returned."""
 
-    def __init__(self, model: Any, clock: list[float]) -> None:
-        self.model, self.spec, self.keep = model, model.spec, model.keep
+    def __init__(self, model: Any, clock: list[float], context: int | None = None) -> None:
+        self.model, self.keep = model, model.keep
+        self.spec = replace(model.spec, context_length=context)
         self._clock = clock
         self._paths = getattr(model, "table", model)
         self.rows_by_path: dict[tuple[int, ...], NDArray[np.float32]] = {}
@@ -115,6 +117,8 @@ class Recorded:
         return self.model.num_rows
 
     def forward(self, forward: Forward) -> ForwardResult:
+        length = self.spec.context_length
+        assert length is None or forward.positions.max() < length, "beyond the context"
         self.rows_of_calls.append(forward.num_new)
         self._clock[0] += 1e-3 + 1e-5 * forward.num_new
         result = self.model.forward(forward)
@@ -139,6 +143,7 @@ class Recorded:
             "paths": [*self.rows_by_path],
             "num_top": self.spec.head.num_top_logits,
             "features": "returned" if returned else "read" if read else None,
+            "context_length": self.spec.context_length,
         }
 
 
@@ -153,18 +158,22 @@ class Case:
     admits: list[bool] = field(default_factory=lambda: [True])
     preempts: list[bool] | None = None
     tries: dict[int, TokenTrie] = field(default_factory=dict)
+    context: int | None = None  # of the draft
+    has_begin_token: bool = False  # the first token of each prompt
 
     def run(self, folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the case, whose tables are written, and what Python makes of it."""
         self._folder, clock = folder, [0.0]
-        models = [model and Recorded(model, clock) for model in self.requests[0].models()]
-        self._decoder = BatchedDecoder(*models, max_rows=self.max_rows, clock=lambda: clock[0])
+        target, draft = self.requests[0].models()
+        target, draft = Recorded(target, clock), draft and Recorded(draft, clock, self.context)
+        self._decoder = BatchedDecoder(
+            target, draft, max_rows=self.max_rows, clock=lambda: clock[0]
+        )
         self._pool = None if self.pool is None else NGramPool(self.pool)
         self._clock = clock
         self._members: dict[int, BatchMember] = {}
         self._outcomes: list[dict[str, Any]] = [{"agreed": []} for _ in self.requests]
         self._decode()
-        target, draft = models
         written = {
             "vocab_size": self.requests[0].vocab_size,
             "target": target.written(folder / f"{self.number}.target"),
@@ -189,6 +198,7 @@ class Case:
         return {
             "options": request.options,
             "prompt": request.prompt,
+            "begin_token": request.prompt[0] if self.has_begin_token else None,
             "stop": request.stop,
             "seconds_a_row": request.seconds_a_row,
             "trie": None if trie is None else name,
@@ -230,7 +240,8 @@ class Case:
         given, clock = self.requests[number], self._clock
         config = config_of(given, self.tries.get(number))
         request = given.request(config, preempts=self._pattern())
-        return replace(request, clock=lambda: clock[0], ngram_pool=self._pool)
+        begin = given.prompt[0] if self.has_begin_token else None
+        return replace(request, clock=lambda: clock[0], ngram_pool=self._pool, begin_token=begin)
 
     def _pattern(self) -> Any:
         if self.preempts is None:
@@ -295,21 +306,57 @@ def cases_of(requests: Iterable[WholeRequest], rng: np.random.Generator) -> Iter
     waiting: dict[int, list[WholeRequest]] = {}
     numbers = itertools.count()
     for request in requests:
-        if rng.integers(MANY) == 0:
+        is_long = rng.integers(4) == 0
+        if is_long:
+            request = with_long_path(request, rng)
+        elif rng.integers(MANY) == 0:
             prompt = rng.integers(request.vocab_size, size=rng.integers(250, 600))
             request = replace(request, prompt=tuple(prompt.tolist()), tables=[])
-        if rng.integers(MANY) == 0:
+        if not is_long and rng.integers(MANY) == 0:
             request = with_whole_layers(request)
         if rng.integers(2):
             preempts = (rng.random(40) < 0.3).tolist() if rng.integers(2) else None
-            yield with_tries(Case(next(numbers), [request], preempts=preempts), rng)
+            case = Case(next(numbers), [request], preempts=preempts)
+            yield with_context(with_tries(case, rng), rng)
             continue
         group = waiting.setdefault(request.vocab_size, [])
         group.append(request)
         if len(group) > rng.integers(1, 5):
-            yield with_tries(together(next(numbers), waiting.pop(request.vocab_size), rng), rng)
+            case = together(next(numbers), waiting.pop(request.vocab_size), rng)
+            yield with_context(with_tries(case, rng), rng)
     for group in waiting.values():
-        yield with_tries(together(next(numbers), group, rng), rng)
+        yield with_context(with_tries(together(next(numbers), group, rng), rng), rng)
+
+
+def with_long_path(request: WholeRequest, rng: np.random.Generator) -> WholeRequest:
+    """Return a request of which a draft may read the end, on tables that look at little more."""
+    prompt = rng.integers(request.vocab_size, size=rng.integers(20, 200)).tolist()
+    found = replace(request, prompt=tuple(prompt), options=dict(request.options), tables=[])
+    drawn = {
+        "num_beams": int(rng.choice([1, 2, 4])),
+        "draft_policy": ["fixed", "throughput"][rng.integers(2)],
+        "draft_context": [1, 2, 4, 8, "all", "auto"][rng.integers(6)],
+    }
+    for name, value in drawn.items():
+        before = dict(found.options)
+        found.options[name] = value
+        try:
+            config_of(found)
+        except DsbdError:  # it means nothing here
+            found = replace(found, options=before)
+    if found.options.get("num_beams", 1) <= 4:
+        found.options["max_new_tokens"] = int(rng.integers(1, 40))
+    found.models()
+    found.tables[:] = [lambda path, table=table: table(path[-3:]) for table in found.tables]
+    return found
+
+
+def with_context(case: Case, rng: np.random.Generator) -> Case:
+    """Let the draft have few positions, or the prompts a begin token, which may be in each."""
+    if case.requests[0].draft != FEATURES and rng.integers(2):
+        case.context = int(rng.choice([6, 12, 24, 100]))
+    case.has_begin_token = bool(rng.integers(2))
+    return case
 
 
 def with_whole_layers(request: WholeRequest) -> WholeRequest:

@@ -172,6 +172,25 @@ def test_a_bundle_without_a_draft(native_build, tmp_path):
     assert refused.returncode == 2 and "the bundle has no draft" in refused.stderr
 
 
+@pytest.mark.parametrize("beams", [1, 2, 4])
+def test_a_draft_with_a_shorter_context(native_build, tmp_path, beams):
+    bundle = write_tiny_bundle(tmp_path / "bundle", draft=TinyModel(seed=1, context_length=48))
+    names = ("draft_rows", "draft_calls", "num_draft_tokens", "num_accepted_tokens")
+    with Pipeline.from_bundle(bundle, num_threads=1, prefix_cache=False) as pipe:
+        for context, begin in (("all", []), ("auto", [256]), (12, [256])):
+            prompt = [*begin, *range(100)]
+            options = {"num_beams": beams, "draft_policy": "fixed", "max_new_tokens": 60, "seed": 3}
+            expected = pipe.generate(prompt, **options, draft_context=context)
+            words = [*with_options(**options), "--draft-context", context, "--json"]
+            done = run(native_build, bundle, "--ids", ",".join(map(str, prompt)), *map(str, words))
+            assert done.returncode == 0, done.stderr
+            answer = json.loads(done.stdout)
+            assert answer["sequences"][0]["token_ids"] == expected.sequences[0].token_ids
+            stats = {name: getattr(expected.stats, name) for name in names}
+            assert {name: answer["stats"][name] for name in names} == stats
+            assert stats["draft_calls"] > 60 and stats["draft_rows"] > 100
+
+
 def test_a_trie(native_build, tiny_bundle, tiny_pipe, tmp_path):
     sequences = [[5, 6, 7], [5, 6], [5, 9, 200, 31], [44]]
     TokenTrie.from_sequences(sequences).save(tmp_path / "items.trie")

@@ -13,7 +13,7 @@ import pytest
 
 from dsbd_forward.forward import ForwardResult
 from dsbd_forward.logits import DenseLogits
-from dsbd_ort.decoding.drafting.acceptance import AcceptanceEstimator
+from dsbd_ort.decoding.drafting.acceptance import WHOLE, AcceptanceEstimator
 from dsbd_ort.decoding.drafting.cost_curve import (
     CostCurve,
     CostKind,
@@ -214,6 +214,7 @@ def policy_iteration(rng: random.Random, most_layers: int, quality: float) -> Ca
         "host": rng.choice([2e-4, 3e-4, 5e-3]) * rng.uniform(0.5, 1.0),
         "target": rng.uniform(0.0, 3e-3),
         "unread": rng.choice([[0, 0], [0, 0], [300, 0], [20, 40]]),
+        "context_size": rng.choice([8, 64, 100, 300, 512, WHOLE]),
         "num_sharers": rng.choice([1, 1, 1, 2, 3, 8]),
         "num_pending": rng.randrange(1, 9),
         "most_layers": rng.choice([0, 3, 100]),
@@ -260,7 +261,7 @@ class PolicyReplay:
         self.case, self.found = case, list[Any]()
         self.estimator = AcceptanceEstimator()
         self.host = self.target = 0.0
-        self.unread, self.num_sharers = (0, 0), 1
+        self.unread, self.context_size, self.num_sharers = (0, 0), WHOLE, 1
         self.costs = ChangingCosts(case["costs"])
         for request in case["requests"]:
             policy = self.policy()
@@ -280,6 +281,7 @@ class PolicyReplay:
             host_seconds=lambda: self.host,
             target_seconds=lambda: self.target,
             unread=lambda: self.unread,
+            context_size=lambda: self.context_size,
             may_rest=case["may_rest"],
         )
 
@@ -289,7 +291,7 @@ class PolicyReplay:
         self.num_sharers = given["num_sharers"]
         self.host += given["before"]
         self.target += given["target"]
-        self.unread = tuple(given["unread"])
+        self.unread, self.context_size = tuple(given["unread"]), given["context_size"]
         decisions: list[Any] = []
         num_drafted = 0
         if num_to_rest := policy.rest():
@@ -359,7 +361,7 @@ class PolicyReplay:
         e, budget = self.estimator, self.estimator.budget(self.num_sharers)
         return [
             *(e.rates.tolist(), e.tokens, e.calls, e.acceptance, e.rows, e.num_learned),
-            *(e.loop.iteration, e.loop.layer),
+            *(e.loop.iteration, e.loop.layer, e.agreement(64), e.agreement(1000)),
             *(budget.balance, budget.share, budget.saved, budget.gained),
         ]
 

@@ -32,7 +32,7 @@ def check_requests(program: Path, folder: Path, number: int, seed: int) -> list[
 
 
 def test_whole_requests_on_tables(native_build, tmp_path):
-    outcomes = check_requests(native_build / "tests/loop_test", tmp_path, 60, 7)
+    outcomes = check_requests(native_build / "tests/loop_test", tmp_path, 80, 5)
     assert sum(not outcome["error"] for outcome in outcomes) >= 30, "most are refused: draw others"
 
 

@@ -23,6 +23,10 @@ constexpr double LEVEL_WEIGHT = 3.0;  // accepted layers that it counts for, of 
 constexpr double MEMORY = 0.985;      // weight that a layer's observations keep after another
 constexpr std::int64_t MANY_CHOSEN = 8;  // layers; a running mean then takes a tenth of the next
 constexpr int MANY = 32, LATER = 4;  // layers; rates are then taken anew only after so many more
+// How often drafts with a context agree, over how often with the whole path.
+constexpr std::array<double, CONTEXT_SIZES.size()> AGREEMENT = {0.90, 0.93, 0.94, 0.95, 1.0};
+constexpr double AGREEMENT_WEIGHT = 100.0;  // layers that the table counts for, for each size
+constexpr double AGREEMENT_MEMORY = 0.999;  // weight that the layers of a size keep after another
 constexpr double RATE_MEMORY = 0.9;  // weight that a rate of tokens keeps after another
 constexpr double GUESSED_LAYER = 0.6;         // of an iteration
 constexpr double LEAST_DISTURBANCE = 2e-5;    // seconds
@@ -41,6 +45,12 @@ const Bins FIRST_GUESS = [] {
 std::size_t bin_of(double gap) {
     const auto edge = std::lower_bound(GAP_EDGES.begin(), GAP_EDGES.end(), gap);
     return static_cast<std::size_t>(edge - GAP_EDGES.begin());
+}
+
+/// Return the number of the largest of `CONTEXT_SIZES` that is at most `size`, 0 below all.
+std::size_t context_of(std::size_t size) {
+    const auto above = std::ranges::upper_bound(CONTEXT_SIZES, size) - CONTEXT_SIZES.begin();
+    return at(std::max<std::ptrdiff_t>(above - 1, 0));
 }
 
 /// Return the weight of the latest of so many observations in a running mean.
@@ -147,6 +157,30 @@ void AcceptanceEstimator::choose(double chosen_acceptance, std::size_t width) {
     acceptance += weight * (chosen_acceptance - acceptance);
     const auto chosen_rows = static_cast<double>(width);
     rows += rows != 0.0 ? weight * (chosen_rows - rows) : chosen_rows;
+}
+
+double AcceptanceEstimator::agreement(std::size_t size) const {
+    const std::size_t known = context_of(size);
+    if (first_layers[known] == 0.0) return AGREEMENT[known];
+    double usual = 0.0, accepted = 0.0;
+    for (std::size_t i = 0; i < AGREEMENT.size(); ++i) {
+        usual += AGREEMENT[i] * first_layers[i];
+        accepted += agreed[i];
+    }
+    const double level = std::max(accepted / usual, 1e-3);
+    const double expected = agreed[known] / level + AGREEMENT_WEIGHT * AGREEMENT[known];
+    return std::min(expected / (first_layers[known] + AGREEMENT_WEIGHT), 1.0);
+}
+
+void AcceptanceEstimator::learn_agreement(std::size_t size, bool agrees) {
+    const std::size_t known = context_of(size);
+    first_layers[known] = AGREEMENT_MEMORY * first_layers[known] + 1.0;
+    agreed[known] = AGREEMENT_MEMORY * agreed[known] + (agrees ? 1.0 : 0.0);
+}
+
+void AcceptanceEstimator::learn_length(std::size_t num_tokens) {
+    const double weight = answer_length != 0.0 ? 0.2 : 1.0;
+    answer_length += weight * (static_cast<double>(num_tokens) - answer_length);
 }
 
 void AcceptanceEstimator::refresh() {

@@ -9,7 +9,7 @@
 #include <bit>
 #include <limits>
 
-#include "forward.hpp"
+#include "config.hpp"
 
 namespace dsbd {
 
@@ -48,6 +48,9 @@ struct LoopCost {
     void learn(std::size_t num_layers, double seconds);
 };
 
+/// Sizes of the draft's context that are told apart; a larger one is as good as the next below it.
+inline constexpr std::array<std::size_t, 5> CONTEXT_SIZES = {64, 128, 256, 512, WHOLE_CONTEXT};
+
 /// How often a gap was enough, and how fast tokens are committed.
 ///
 /// For a gap that was rarely seen the guess is the first guess times the level of all gaps: how
@@ -66,6 +69,12 @@ public:
     void learn(FloatSpan gaps, std::size_t num_short, std::size_t depth);
     void learn_rate(double new_tokens, double new_calls);
     void choose(double chosen_acceptance, std::size_t width);
+    /// Return how often drafts with a context of a size agree, over how often with the whole.
+    double agreement(std::size_t size) const;
+    /// Count a first layer, drafted with a context of this size.
+    void learn_agreement(std::size_t size, bool agrees);
+    /// Count an answer that has ended.
+    void learn_length(std::size_t num_tokens);
     /// Compute `rates` anew if enough was learned since to matter.
     void refresh();
     /// Return the budget of drafts while 1, 2, 3 to 4, 5 to 8, ... requests share the calls.
@@ -83,6 +92,9 @@ public:
     double acceptance = 0.7;  // running mean of the estimate of chosen layers
     double rows = 0.0;        // of their width
     std::int64_t num_chosen = 0;  // layers in the running means
+    double answer_length = 0.0;   // running mean of the tokens of an answer; 0 before the first
+    // First layers by size of the draft's context: all, those accepted at their narrowest.
+    std::array<double, CONTEXT_SIZES.size()> first_layers{}, agreed{};
     LoopCost loop;
     std::array<DraftBudget, std::numeric_limits<std::size_t>::digits + 1> budgets;
 };

@@ -52,9 +52,9 @@ double log_sum(FloatSpan numbers) {
 /// Drafts as many candidates as are expected to pay.
 class ThroughputDraftPolicy final : public DraftPolicy {
 public:
-    ThroughputDraftPolicy(RequestCosts costs, AcceptanceEstimator& estimator, Scores scores,
+    ThroughputDraftPolicy(RequestCosts& costs, AcceptanceEstimator& estimator, Scores scores,
                           const Forest& forest, ThroughputSettings settings)
-        : costs_(std::move(costs)),
+        : costs_(costs),
           estimator_(estimator),
           scores_(std::move(scores)),
           forest_(forest),
@@ -330,7 +330,9 @@ private:
             const std::size_t num_more = std::max(num_needed, layer.narrowest) - layer.narrowest;
             const std::size_t num_short = std::min(num_more, layer.gaps.size());
             estimator_.learn(layer.gaps, num_short, depth);
-            agrees = agrees || (depth == 0 && num_short == 0);
+            if (depth) continue;
+            agrees = num_short == 0;
+            estimator_.learn_agreement(settings_.context_size(), agrees);
         }
         return agrees;
     }
@@ -429,7 +431,7 @@ private:
         return best;
     }
 
-    RequestCosts costs_;
+    RequestCosts& costs_;
     AcceptanceEstimator& estimator_;
     Scores scores_;
     const Forest& forest_;
@@ -446,11 +448,11 @@ private:
 
 }  // namespace
 
-std::unique_ptr<DraftPolicy> throughput_policy(RequestCosts costs, AcceptanceEstimator& estimator,
+std::unique_ptr<DraftPolicy> throughput_policy(RequestCosts& costs, AcceptanceEstimator& estimator,
                                                Scores scores, const Forest& forest,
                                                ThroughputSettings settings) {
-    return std::make_unique<ThroughputDraftPolicy>(std::move(costs), estimator, std::move(scores),
-                                                   forest, std::move(settings));
+    return std::make_unique<ThroughputDraftPolicy>(costs, estimator, std::move(scores), forest,
+                                                   std::move(settings));
 }
 
 }  // namespace dsbd

@@ -20,14 +20,15 @@ struct ThroughputSettings {
     std::function<double()> target_seconds;  // and in the target's
     // Tokens of prompt and source that the draft model has to read.
     std::function<std::pair<std::size_t, std::size_t>()> unread;
+    std::function<std::size_t()> context_size;  // that the draft model has
     // Whether an iteration without a draft predicts the next ones; not with a constraint, which
     // forces tokens without notice.
     bool may_rest;
 };
 
-/// Return a policy that drafts as many candidates as are expected to pay. estimator, forest: live
-/// as long as the policy.
-std::unique_ptr<DraftPolicy> throughput_policy(RequestCosts costs, AcceptanceEstimator& estimator,
+/// Return a policy that drafts as many candidates as are expected to pay. costs, estimator, forest:
+/// live as long as the policy.
+std::unique_ptr<DraftPolicy> throughput_policy(RequestCosts& costs, AcceptanceEstimator& estimator,
                                                Scores scores, const Forest& forest,
                                                ThroughputSettings settings);
 
