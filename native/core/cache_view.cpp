@@ -123,35 +123,29 @@ void CacheView::end(const Ints& agreed_tokens) {
 }
 
 std::optional<EngineCall> CacheView::begin_again(std::size_t num_dropped, std::size_t num_begin) {
-    RowsByPosition rows = rows_by_position(num_dropped, num_begin);
-    Ints tokens = prefix.tokens;
-    const auto end_of = [&](std::size_t num_tokens) {
-        return tokens.begin() + static_cast<std::ptrdiff_t>(std::min(num_tokens, tokens.size()));
-    };
-    tokens.erase(end_of(num_begin), end_of(num_begin + num_dropped));
-    const std::size_t size = rows.tokens.size();
+    const auto rows =
+        std::make_shared<const RowsByPosition>(rows_by_position(num_dropped, num_begin));
+    const std::size_t size = rows->tokens.size(), num_before = prefix.tokens.size();
+    const std::size_t num_tokens = std::min(num_before, num_begin) + num_before -
+                                   std::min(num_before, num_begin + num_dropped);
     if (!size) {
         prefix.shorten(0);
-        show(rows.seen);
+        show(rows->seen);
         return {};
     }
-    const auto write = [=, this, rows = std::move(rows)](std::size_t first_row, Forward& forward) {
-        forward.token_ids = rows.tokens;
-        forward.positions = rows.positions;
+    const auto write = [=, this](std::size_t first_row, Forward& forward) {
+        forward.token_ids = rows->tokens;
+        forward.positions = rows->positions;
         forward.mask.reset(size, first_row + size);
         for (std::size_t s = 0; s < size; ++s) {
-            rows.for_seen(s, [&](std::size_t row) { forward.mask.set(s, first_row + row); });
+            rows->for_seen(s, [&](std::size_t row) { forward.mask.set(s, first_row + row); });
             forward.mask.set(s, first_row + s);
         }
-        const auto first = static_cast<std::int64_t>(first_row);
-        prefix.tokens = tokens;
-        count_up(prefix.rows, tokens.size(), first);
-        std::vector<Ints> seen = rows.seen;
-        for (Ints& of_slot : seen) {
-            for (auto& row : of_slot) row += first;
-        }
+        prefix.tokens = rows->tokens;
+        prefix.tokens.resize(num_tokens);
+        count_up(prefix.rows, num_tokens, static_cast<std::int64_t>(first_row));
         reserve(num_slots_, first_row + size);
-        show(seen);
+        show(rows->seen, first_row);
     };
     return EngineCall{Role::draft, &meter, size, write, prefix.source, true};
 }
@@ -159,20 +153,25 @@ std::optional<EngineCall> CacheView::begin_again(std::size_t num_dropped, std::s
 RowsByPosition CacheView::rows_by_position(std::size_t num_dropped, std::size_t num_begin) const {
     const auto first = static_cast<std::int64_t>(num_begin),
                end = static_cast<std::int64_t>(num_begin + num_dropped);
-    const auto position = [&](std::int64_t row) { return row_cache.position_of(at(row)); };
     Flags is_used(row_cache.num_rows());
     mark_used(is_used);
-    Ints rows = places_of(is_used);
-    std::erase_if(rows, [&](auto row) { return first <= position(row) && position(row) < end; });
-    std::ranges::stable_sort(rows, {}, position);
+    Ints order;  // each position and its row, in one number
+    for (std::size_t row = 0; row < is_used.size(); ++row) {
+        const std::int64_t position = row_cache.position_of(row);
+        if (!is_used[row] || (first <= position && position < end)) continue;
+        order.push_back((position << 32) + static_cast<std::int64_t>(row));
+    }
+    std::sort(order.begin(), order.end());
     RowsByPosition found;
     Ints number_of_row(is_used.size(), -1);
-    for (const auto row : rows) {
-        number_of_row[at(row)] = static_cast<std::int64_t>(found.tokens.size());
-        found.tokens.push_back(row_cache.token_of(at(row)));
-        found.positions.push_back(position(row) - (position(row) < first ? 0 : end - first));
+    for (const auto each : order) {
+        const std::int64_t position = each >> 32;
+        const std::size_t row = at(each & 0xFFFF'FFFF);
+        number_of_row[row] = static_cast<std::int64_t>(found.tokens.size());
+        found.tokens.push_back(row_cache.token_of(row));
+        found.positions.push_back(position < first ? position : position - (end - first));
     }
-    found.slots.resize(rows.size());
+    found.slots.resize(order.size());
     found.seen.resize(num_slots_);
     for (std::size_t slot = num_slots_; slot-- > 0;) {
         for (const auto row : seen_rows(slot)) {
@@ -181,7 +180,7 @@ RowsByPosition CacheView::rows_by_position(std::size_t num_dropped, std::size_t 
             found.seen[slot].push_back(number);
             found.slots[at(number)] = static_cast<std::int64_t>(slot);
         }
-        std::ranges::sort(found.seen[slot]);
+        std::sort(found.seen[slot].begin(), found.seen[slot].end());
     }
     return found;
 }
@@ -219,11 +218,11 @@ Ints CacheView::seen_rows(std::size_t number) const {
     return rows;
 }
 
-void CacheView::show(const std::vector<Ints>& rows_by_slot) {
+void CacheView::show(const std::vector<Ints>& rows_by_slot, std::size_t first_row) {
     reserve(num_slots_, row_cache.num_rows());
     for (std::size_t number = 0; number < rows_by_slot.size(); ++number) {
         std::fill_n(seen_.row(number), seen_.num_words(), 0);
-        for (auto row : rows_by_slot[number]) seen_.set(number, at(row));
+        for (auto row : rows_by_slot[number]) seen_.set(number, first_row + at(row));
         if (hides_first_ && !prefix.rows.empty()) seen_.clear(number, at(prefix.rows[0]));
     }
 }

@@ -72,8 +72,8 @@ public:
 
     /// The rows that are used, those aside whose positions begin_again drops.
     RowsByPosition rows_by_position(std::size_t num_dropped = 0, std::size_t num_begin = 0) const;
-    /// Let every slot see these rows of the cache, by slot, and no others.
-    void show(const std::vector<Ints>& rows_by_slot);
+    /// Let every slot see these rows of the cache, by slot, and no others. first_row: of row 0.
+    void show(const std::vector<Ints>& rows_by_slot, std::size_t first_row = 0);
 
     SharedKVCache& row_cache;
     Meter meter;

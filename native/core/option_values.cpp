@@ -155,18 +155,6 @@ Json Number::operator()(const std::string& name, const Json& value) const {
     return number;
 }
 
-Domain whole_or(Whole number, std::vector<std::string> names) {
-    return [number, names = std::move(names)](const std::string& name, const Json& value) -> Json {
-        if (value.is_number_integer()) return number(name, value);
-        std::string expected;
-        for (const std::string& each : names) {
-            if (value == each) return value;
-            expected += (expected.empty() ? "" : ", ") + python(each);
-        }
-        refuse(name, value, "a whole number or one of " + expected);
-    };
-}
-
 Domain one_of(std::vector<Json> choices, bool is_quoted) {
     return [choices = std::move(choices), is_quoted](const std::string& name, const Json& value) {
         std::string names;
@@ -183,6 +171,12 @@ Json seed_number(const std::string& name, const Json& value) {
     if (value.is_number_unsigned()) return value;
     if (!value.is_number_float() || value < 1e18) return Whole{0, INT64_MAX}(name, value);
     refuse(name, value, "at most 18446744073709551615 in the native library");
+}
+
+Json context_size(const std::string& name, const Json& value) {
+    if (value == "all" || value == "auto") return value;
+    if (value.is_number_integer()) return Whole{1, MOST_TOKEN}(name, value);
+    refuse(name, value, "a whole number or one of 'all', 'auto'");
 }
 
 Json any_text(const std::string& name, const Json& value) {

@@ -43,11 +43,11 @@ struct Number {
     Json operator()(const std::string& name, const Json& value) const;
 };
 
-/// A whole number, or one of a few names.
-Domain whole_or(Whole number, std::vector<std::string> names);
 /// One of a few names or bools; is_quoted: whether a message quotes them.
 Domain one_of(std::vector<Json> choices, bool is_quoted = true);
 Json seed_number(const std::string& name, const Json& value);
+/// A whole number of tokens, "all" or "auto".
+Json context_size(const std::string& name, const Json& value);
 Json any_text(const std::string& name, const Json& value);
 /// A text that a finished text may contain, or a list of them.
 Json stop_texts(const std::string& name, const Json& value);

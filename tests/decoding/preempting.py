@@ -39,7 +39,7 @@ def request_of(
         config=config,
         rng=np.random.default_rng(seed),
         costs=COSTS if is_planned else None,
-        estimator=AcceptanceEstimator() if is_planned else None,
+        estimator=AcceptanceEstimator(),
     )
 
 

@@ -168,6 +168,8 @@ def has_effect(strategy: str, name: str, value: Any) -> bool:
         common["max_new_tokens"] = 2
     for seed in range(40):
         prompt = (seed % 5,) if name == "forced_bos_token_id" else (1, seed % 5, seed // 5)
+        if name == "draft_context":  # of a longer prompt the draft reads the end
+            prompt *= 10
         seen = []
         for options in (common, {**common, name: value}):
             config = DecodingConfig(**{"seed": seed, **options})

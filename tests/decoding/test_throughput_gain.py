@@ -43,7 +43,7 @@ def seconds_of(true: EngineCosts, draft: str, costs: Costs | None = None, **opti
         TimedTable(VOCAB, TARGET, true.target, clock),
         TimedTable(VOCAB, DRAFTS[draft], true.draft, clock),
     )
-    more = {"costs": costs, "estimator": experience if costs else None}
+    more = {"costs": costs, "estimator": experience if costs else AcceptanceEstimator()}
     for seed in range(7):
         if seed == 1:
             began = clock[0]

@@ -52,8 +52,7 @@ DraftContext::DraftContext(const ContextSettings& settings, const AcceptanceEsti
 Ints DraftContext::tokens(const Ints& path, std::size_t start) const {
     Ints found;
     if (num_begin(start)) found.push_back(*settings_.begin_token);
-    const auto first = static_cast<std::ptrdiff_t>(std::min(start, path.size()));
-    found.insert(found.end(), path.begin() + first, path.end());
+    for (std::size_t i = start; i < path.size(); ++i) found.push_back(path[i]);
     return found;
 }
 
