@@ -50,7 +50,10 @@ def summarize_bundle(bundle: Bundle, *, verified: bool) -> Summary:
         vocab_size=manifest.target.vocab_size,
         context_length=bundle.context_length,
         kv_bytes_per_token=kv_bytes_per_token,
-        kv_bytes_full_context=kv_bytes_per_token * bundle.context_length,
+        kv_bytes_full_context=sum(
+            model.kv_bytes_per_token * min(model.context_length, bundle.context_length)
+            for model in models.values()
+        ),
         target=models["target"],
         draft=models.get("draft"),
         generation_config=defaults.of_file,

@@ -51,9 +51,9 @@ def test_json_tells_both_models_and_their_caches(bundle):
     assert target["caches"] == [dataclasses.asdict(cache) for cache in TARGET.entry().caches]
     assert (target["kv_bytes_per_token"], draft["kv_bytes_per_token"]) == (TARGET_KV, DRAFT_KV)
     assert target["kv_bytes_full_context"] == TARGET_KV * 512
-    assert summary["context_length"] == 300 and summary["vocab_size"] == 258
+    assert summary["context_length"] == 512 and summary["vocab_size"] == 258
     assert summary["kv_bytes_per_token"] == TARGET_KV + DRAFT_KV
-    assert summary["kv_bytes_full_context"] == (TARGET_KV + DRAFT_KV) * 300
+    assert summary["kv_bytes_full_context"] == TARGET_KV * 512 + DRAFT_KV * 300
     assert target["masks"] == ["attention_mask", "attention_mask_sliding"]
     assert (target["sliding_window"], draft["sliding_window"]) == (16, None)
     assert set(target["parity"]) == {"measure", "value", "limit", "accepted"}
@@ -104,7 +104,7 @@ def test_the_tables_say_it_in_words(bundle):
         "fp16, none, portable",
         "attention_mask_sliding",
         "max_abs_error",
-        f"{TARGET_KV + DRAFT_KV:,} bytes a token, {(TARGET_KV + DRAFT_KV) * 300:,} in a context",
+        f"{TARGET_KV + DRAFT_KV:,} bytes a token, {TARGET_KV * 512 + DRAFT_KV * 300:,} in a context",
         f"{TARGET_KV * 512:,}",
         "target/model.onnx.data",
         "sizes checked",

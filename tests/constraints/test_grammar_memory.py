@@ -69,7 +69,7 @@ def test_a_request_that_grows_too_large_ends_and_others_go_on(guarded: GrammarTo
     with pytest.raises(ConstraintError, match=r"uses \d+ MiB, and all .* simplify it: fewer") as e:
         follow(grows, grows.start([]), 220)
     assert 14 * MIB < grows.memory.num_bytes < 48 * MIB
-    assert grows.memory.num_bytes == pytest.approx(held_bytes() - before, rel=0.25)
+    assert grows.memory.num_bytes == pytest.approx(held_bytes() - before, rel=0.5)
     with pytest.raises(ConstraintError, match="simplify it"):  # nor may another request go on
         grows.allowed(grows.start([]))
     follow(other, states, 20)
