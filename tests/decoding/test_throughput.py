@@ -47,7 +47,8 @@ def generate(
 ) -> DecodeResult:
     config = DecodingConfig(**{"max_new_tokens": 24, "eos_token_id": 7, **options})  # type: ignore[arg-type]
     clock = (lambda: 0.0) if costs else time.perf_counter
-    more = {"stop": stop, "clock": clock, "costs": costs, "estimator": experience}
+    more = {"stop": stop, "clock": clock, "costs": costs}
+    more |= {} if experience is None else {"estimator": experience}
     request = request_on(config, (seed % VOCAB, 1, 0), seed, **more)
     return decoded(request, TableModel(VOCAB, TARGET), TableModel(VOCAB, draft) if draft else None)
 
