@@ -24,4 +24,5 @@ def phase(line: str) -> Iterator[None]:
 
 def shown_bytes(num_bytes: int) -> str:
     """Return a size for people: 1.8 GB, 12 MB."""
-    return f"{num_bytes / 1e9:.1f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.0f} MB"
+    tenths, millions = num_bytes // 10**8, num_bytes // 10**6  # exact for numbers of any size
+    return f"{tenths // 10}.{tenths % 10} GB" if num_bytes >= 10**9 else f"{millions} MB"

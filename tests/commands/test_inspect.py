@@ -26,6 +26,7 @@ dsbd_inspect = partial(called, inspect)
 TARGET = TinyModel(num_layers=3, num_kv_heads=2, head_dim=8, context_length=512, sliding_window=16)
 DRAFT = TinyModel(seed=1, num_layers=1, context_length=300, dtype="fp16", logits="topk:8")
 TARGET_KV, DRAFT_KV = 2 * 3 * 2 * 8 * 4, 2 * 1 * 2 * 8 * 2  # parts, layers, heads, dims, bytes
+WHOLE_KV = TARGET_KV * 512 + DRAFT_KV * 300
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +54,7 @@ def test_json_tells_both_models_and_their_caches(bundle):
     assert target["kv_bytes_full_context"] == TARGET_KV * 512
     assert summary["context_length"] == 512 and summary["vocab_size"] == 258
     assert summary["kv_bytes_per_token"] == TARGET_KV + DRAFT_KV
-    assert summary["kv_bytes_full_context"] == TARGET_KV * 512 + DRAFT_KV * 300
+    assert summary["kv_bytes_full_context"] == WHOLE_KV
     assert target["masks"] == ["attention_mask", "attention_mask_sliding"]
     assert (target["sliding_window"], draft["sliding_window"]) == (16, None)
     assert set(target["parity"]) == {"measure", "value", "limit", "accepted"}
@@ -104,7 +105,7 @@ def test_the_tables_say_it_in_words(bundle):
         "fp16, none, portable",
         "attention_mask_sliding",
         "max_abs_error",
-        f"{TARGET_KV + DRAFT_KV:,} bytes a token, {TARGET_KV * 512 + DRAFT_KV * 300:,} in a context",
+        f"{TARGET_KV + DRAFT_KV:,} bytes a token, {WHOLE_KV:,} in a context",
         f"{TARGET_KV * 512:,}",
         "target/model.onnx.data",
         "sizes checked",

@@ -1,4 +1,4 @@
-"""Under valgrind's memcheck the example of a service loses and misreads no memory."""
+"""Under valgrind's memcheck requests of several threads lose and misread no memory."""
 
 import json
 import random
@@ -8,7 +8,7 @@ import shutil
 import pytest
 
 from tests.embedding.conftest import output_of
-from tests.native.conftest import ROOT, with_json
+from tests.native.conftest import OWN_PROGRAMS, ROOT, with_json
 from tests.runtime.tiny_graph import TinyModel, write_tiny_bundle
 
 NUM_THREADS = 8
@@ -34,7 +34,7 @@ def requests(number):
 
 @pytest.fixture(scope="module")
 def service(native_build, with_native):
-    return with_native(ROOT / "examples" / "native" / "service.cpp", *with_json(native_build))
+    return with_native(OWN_PROGRAMS / "service.cpp", *with_json(native_build))
 
 
 @pytest.fixture(scope="module")
