@@ -95,9 +95,12 @@ def test_what_cannot_be_done_yet_is_said_once_a_bundle(bundle_with, caplog):
 NEUTRAL = {"repetition_penalty": 1.0, "min_p": 0.0, "typical_p": 1.0, "no_repeat_ngram_size": 0}
 
 
+DEFAULTS = "dsbd_ort.option_defaults"  # the logger
+
+
 def test_values_that_ask_for_nothing_are_not_mentioned(bundle_with, caplog):
     file = {**NEUTRAL, "top_k": None, "do_sample": True, "bos_token_id": 0, "num_beams": 4}
-    with caplog.at_level(logging.INFO), Pipeline.from_bundle(bundle_with(file)):
+    with caplog.at_level(logging.INFO, DEFAULTS), Pipeline.from_bundle(bundle_with(file)):
         pass
     assert not caplog.records
 
@@ -158,7 +161,7 @@ def test_every_field_of_transformers_is_read_or_named():
 
 def test_fields_that_no_request_reads_are_named_unless_they_change_nothing(bundle_with, caplog):
     neutral = {name: values[-1] for name, values in NOT_BUILT.items()}
-    with caplog.at_level(logging.INFO), Pipeline.from_bundle(bundle_with(neutral)):
+    with caplog.at_level(logging.INFO, DEFAULTS), Pipeline.from_bundle(bundle_with(neutral)):
         assert not caplog.records
     other = dict.fromkeys(NOT_BUILT, 7)
     with caplog.at_level(logging.WARNING), Pipeline.from_bundle(bundle_with(other)):
