@@ -91,7 +91,7 @@ BAD_CHATS: list[tuple[Any, str]] = [
     (shown({"type": "image_url", "image_url": {"url": 7}}), "url"),
     (
         [{"role": "user", "content": asked_by_url(data_url(SMALL))[0]["content"][:1] * 40}],
-        "the prompt has at least 1036 tokens, 1036 of them the rows of 37 pictures; the context",
+        "is 1024 tokens, the prompt has at least 1036, 1036 of them the rows of 37 pictures; give",
     ),
     (
         [*asked_by_url(data_url(PAGE)), {"role": "tool", "content": "x", "tool_call_id": "a"}],
