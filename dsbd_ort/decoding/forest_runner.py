@@ -354,7 +354,7 @@ class LateRunner(ForestRunner):
             super().finish(self.context.tokens(agreed_tokens))
 
     def _read_prompt(self) -> EngineCalls[None]:
-        """See ForestRunner; rows that another request has by now are shared."""
+        """Compute what is unread; rows that another request has by now are shared."""
         view, token_ids = self._view, self.context.tokens(self._tokens()[:-1])
         self._is_unread = self._is_put_off = False
         identity = RowIdentity(token_ids, view.prefix.source)

@@ -143,6 +143,11 @@ def _step(num_seen: int) -> float:
     return 0.05 if num_seen >= 20 else 1.0 / (num_seen + 0.2)
 
 
+def _known_size(size: int) -> int:
+    """Return the largest size of the table that is at most this one, the smallest if none is."""
+    return max((each for each in AGREEMENT if each <= size), default=SIZES[0])
+
+
 @dataclass
 class Counts:
     """First layers of drafts: how many there were, how many were accepted at their narrowest."""
@@ -208,11 +213,8 @@ class AcceptanceEstimator:
         self.rows += step * (width - self.rows) if self.rows else float(width)
 
     def agreement(self, size: int) -> float:
-        """Return how often drafts with a context of a size agree, over how often with the whole.
-
-        Larger ones that are not in the table are as good as the largest.
-        """
-        known = max((each for each in AGREEMENT if each <= size), default=SIZES[0])
+        """Return the agreement of drafts with a context of this size, relative to the whole path."""
+        known = _known_size(size)
         guessed = AGREEMENT[known]
         usual = sum(AGREEMENT[each] * counts.seen for each, counts in self.first_layers.items())
         counts = self.first_layers.get(known)
@@ -224,7 +226,7 @@ class AcceptanceEstimator:
 
     def learn_agreement(self, size: int, *, agrees: bool) -> None:
         """Count a first layer, drafted with a context of this size."""
-        known = max((each for each in AGREEMENT if each <= size), default=SIZES[0])
+        known = _known_size(size)
         counts = self.first_layers.setdefault(known, Counts())
         counts.seen = _MEMORY_OF_AGREEMENT * counts.seen + 1.0
         counts.accepted = _MEMORY_OF_AGREEMENT * counts.accepted + agrees

@@ -1,4 +1,4 @@
-"""The part of a path that the draft model reads: its end, from a start on (docs/algorithm.md 3.5).
+"""The part of a path that the draft model reads: its end, from a start on (docs/algorithm.md 5).
 
 A draft model needs no whole prompt: with the last 128 of a thousand tokens the draft of a real pair
 agrees with its target in 93 % of the tokens in which it agrees with the whole (lab/results).

@@ -77,9 +77,10 @@ class Bundle:
 
     @property
     def context_length(self) -> int:
-        """Most tokens of a prompt and its answer: of the target, and of a draft that reads all.
+        """Most tokens of a prompt and its answer together: the context of the target.
 
-        Other drafts read the end of a path (``DraftContext``), unless it has sound or pictures.
+        If the draft reads the whole path (of features, a source, sound or pictures), the shorter
+        context of both. Other drafts read the end of a path (``DraftContext``).
         """
         target, draft = self.manifest.target, self.manifest.draft
         if draft is None or not (draft.reads_whole_path or target.given is not None):

@@ -92,7 +92,7 @@ def _is_list(content: Any) -> TypeGuard[Sequence[Any]]:
 
 
 def joined_text(content: Any) -> Any:
-    """Return a checked content of texts alone as one text, a line end between two parts."""
+    """Join the text parts of a checked content by line ends; other contents are unchanged."""
     if not _is_list(content) or any(isinstance(part, MediaPart) for part in content):
         return content
     return "\n".join(part if isinstance(part, str) else part["text"] for part in content)
@@ -101,7 +101,8 @@ def joined_text(content: Any) -> Any:
 def with_joined_parts(messages: Sequence[Message], render: Render) -> Sequence[Message]:
     """Return messages whose texts are one text each, except parts that the template reads itself.
 
-    It reads those of a message if all of them are in the prompt, and not as a list.
+    The template reads the parts of a message itself if the prompt has all of them, and not written
+    as a list.
     """
     joined = [_with_one_text(message) for message in messages]
     if not any(joined):
