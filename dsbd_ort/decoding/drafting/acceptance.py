@@ -213,7 +213,7 @@ class AcceptanceEstimator:
         self.rows += step * (width - self.rows) if self.rows else float(width)
 
     def agreement(self, size: int) -> float:
-        """Return the agreement of drafts with a context of this size, relative to the whole path."""
+        """Return the agreement of drafts with a context of this size over that with all."""
         known = _known_size(size)
         guessed = AGREEMENT[known]
         usual = sum(AGREEMENT[each] * counts.seen for each, counts in self.first_layers.items())
