@@ -5,6 +5,7 @@
 #endif
 
 #include <algorithm>
+#include <chrono>
 #include <fstream>
 #include <sstream>
 #include <string>
@@ -15,7 +16,8 @@ namespace {
 
 constexpr std::uintptr_t HUGE_PAGE = 2 << 20;
 constexpr std::uintptr_t SMALLEST = 4 << 20;  // smaller ranges fit the TLB
-constexpr std::uintptr_t AT_ONCE = 32 << 20;  // of memory, before the thread looks whether to stop
+constexpr std::uintptr_t AT_ONCE = 4 << 20;  // of memory: 5 to 10 ms
+constexpr int PAUSE = 10;  // times as long as the memory before took: calls wait for it
 
 /// Gather one range; the kernel refuses what is gone or cannot be gathered.
 void gather_range([[maybe_unused]] std::uintptr_t begin, [[maybe_unused]] std::uintptr_t end) {
@@ -56,7 +58,9 @@ void HugePages::gather() {
             const std::uintptr_t stop = end / HUGE_PAGE * HUGE_PAGE;
             std::uintptr_t at = (begin + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE;
             for (; at < stop && !is_over_; at += AT_ONCE) {
+                const auto began = std::chrono::steady_clock::now();
                 gather_range(at, std::min(at + AT_ONCE, stop));
+                std::this_thread::sleep_for(PAUSE * (std::chrono::steady_clock::now() - began));
             }
         }
     };

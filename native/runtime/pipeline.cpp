@@ -110,13 +110,13 @@ Pipeline::Pipeline(const std::filesystem::path& folder, const PipelineSettings& 
                                              draft_settings(bundle_, settings.engines),
                                              target_.get());
     }
-    huge_pages_.gather();
     costs_ = std::make_shared<LearnedCosts>(engine_bytes(bundle_, "target/"),
                                             engine_bytes(bundle_, "draft/"),
                                             num_bytes(bundle_, "draft/encoder.onnx"));
     SourcePointer source;
     if (prompts_.reads_source()) source = std::make_shared<TextSource>(Ints{0});
     if (draft_) learn_from_first_calls(*costs_, *draft_, seconds_now, source);
+    huge_pages_.gather();  // calls take longer meanwhile
     if (settings.ngram_pool) ngram_pool_ = std::make_shared<NGramPool>(settings.ngram_pool);
     defaults_ = std::make_unique<ModelDefaults>(facts_of(bundle_, settings));
     text_ = text_of(bundle_);
