@@ -52,6 +52,10 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # without and with 
         {"strategy": "beam-sample", "num_beams": 4, "temperature": 0.7, "top_p": 0.95},
         {"strategy": "dsbd", "num_beams": 4, "temperature": 0.7, "top_p": 0.95},
     ),
+    "search, W=4": (
+        {"strategy": "beam-search", "num_beams": 4},
+        {"strategy": "speculative-beam-search", "num_beams": 4},
+    ),
 }
 COLUMNS = (
     "kind", "prompt", "draft context", "first request", "later ones", "after the first token",

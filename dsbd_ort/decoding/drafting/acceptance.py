@@ -11,12 +11,16 @@ iterations that it has saved. A layer is drafted if the balance pays for its nar
 one that is expected to pay more may overdraw it. Every iteration adds a share of its time, 2 % at
 first. The share of a first short answer is there from the start, and the next one is added after
 that many iterations: so drafts lose at most 2 %, all requests together, and what the last overdrew.
+If estimates say that drafts pay, and drafts have not lost before, a request gets 4 % of the time
+that it is expected to take in advance: a draft model must read a prompt first, and the first drafts
+may fail. The shares of twice that time are then in the balance already.
 
 If estimates say that no draft pays, one layer is tried once the shares since the last draft pay for
 it: at 0.16 iterations a try, after 8 iterations. Every try that does not pay halves the share; a
 draft that pays quadruples it, up to 2 %. So tries of a draft that is never right become rare: after
 8, 16, ... 64 iterations. Once drafts have lost 2 iterations more than they earned, only tries are
-made, whatever is estimated.
+made, whatever is estimated. While they are one ahead, a first layer is drafted even if it is not
+expected to pay: the estimate is a mean, and the drafted layer tells more than it.
 """
 
 import math
@@ -32,7 +36,8 @@ SHARE = 0.02
 _SHORT_ANSWER = 64  # iterations
 _MOST = 3.0  # iterations: what was earned long ago is no reason to lose more
 _LEAST_SHARE = SHARE / 8
-_LOST = -2.0  # iterations
+_INVESTED = 0.04  # of the time that a request is expected to take
+_LOST, _EARNED = -2.0, 1.0  # iterations
 _MOST_LOST_AT_ONCE = -0.5  # iterations: a prompt to be read says nothing about the next drafts
 
 
@@ -52,10 +57,25 @@ class DraftBudget:
         """Whether a draft may be made because it is expected to pay; else tries alone are made."""
         return self.gained >= _LOST
 
+    @property
+    def has_earned(self) -> bool:
+        """Whether the latest drafts have earned so much that one need not be expected to pay."""
+        return self.gained >= _EARNED
+
     def begin_request(self, prompt: float, draft_prompt: float) -> None:
         """Add the share of a prompt, by its cost to the target and to the draft model."""
         self.most = _MOST + draft_prompt
         self.add(self.share * prompt)
+
+    def invest(self, expected: float) -> None:
+        """Advance a part of the time that a request is expected to take, unless drafts have lost.
+
+        The shares of that many iterations are then in the balance already.
+        """
+        advance = _INVESTED * expected
+        if advance > self.balance and self.gained >= 0.0:
+            self.balance = advance
+            self.num_prepaid = max(self.num_prepaid, math.ceil(advance / self.share))
 
     def pass_iteration(self) -> None:
         self.saved += self.share

@@ -36,12 +36,14 @@ from dsbd_ort.decoding.beams import Beams
 from dsbd_ort.decoding.drafting.acceptance import SHARE, AcceptanceEstimator
 from dsbd_ort.decoding.drafting.cost_curve import LOOK_AHEAD, RequestCosts
 from dsbd_ort.decoding.drafting.draft import MOST_FORCED_LAYERS, Iteration, Scores
+from dsbd_ort.decoding.drafting.draft_context import expected_speed
 from dsbd_ort.decoding.forest import Forest, Nodes
 from dsbd_ort.decoding.joint_distribution import STAY, JointDistribution, best_candidates
 
 Floats = NDArray[np.float64]
 _LAYERS_AHEAD = np.arange(LOOK_AHEAD + 1)
 _FIRST_WITHOUT = 3  # iterations before a setting's first draft: they tell the cost of one without
+_FIRST_ANSWER = 256  # most tokens that are expected of a setting's first answer
 _LEAST_TRY = 0.16  # iterations that a try is charged at least when the next one is planned
 _LONGEST_REST, _LONGEST_HOPELESS_REST = 16, 64  # iterations
 _LONGEST_FREE_REST = 7  # if drafts cost no call: what is copied appears without notice
@@ -135,6 +137,9 @@ class ThroughputDraftPolicy:
                 estimator.learn_rate(1.0, usual / costs.row)
             read = self._target_seconds() / costs.num_sharers
             budget.begin_request(read / usual, prompt / usual)
+            if costs.has_draft_model and expected_speed(costs, estimator) > 1.0:
+                num_tokens = min(most_layers + 1, round(estimator.answer_length) or _FIRST_ANSWER)
+                budget.invest(num_tokens + read / usual)
         balance = budget.balance * usual
         num_left = most_layers + 1
         if unread[1]:  # few targets are longer than their source
@@ -203,8 +208,8 @@ class ThroughputDraftPolicy:
             worth += max(draft.reach * saved - self._seconds_of_rows(num_whole) - call, 0.0)
         # Every iteration left pays alike for the prompt: one for two tokens, if drafting pays.
         if worth <= (2.0 * draft.prompt / draft.num_left if num_rows else 0.0):
-            draft.is_try = draft.may_try and not draft.called
-            if not draft.is_try:
+            draft.is_try = draft.may_try and not (draft.called or self._budget.has_earned)
+            if draft.called or not (draft.is_try or self._budget.has_earned):
                 return False
         draft.next_call = min(num_rows, costs.most_rows), prompt
         return True

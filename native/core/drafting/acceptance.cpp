@@ -14,7 +14,8 @@ using Bins = AcceptanceEstimator::Bins;
 
 constexpr double MOST = 3.0;  // iterations: what was earned long ago is no reason to lose more
 constexpr double LEAST_SHARE = DraftBudget::SHARE / 8;
-constexpr double LOST = -2.0;               // iterations
+constexpr double INVESTED = 0.04;  // of the time that a request is expected to take
+constexpr double LOST = -2.0, EARNED = 1.0;  // iterations
 constexpr double MOST_LOST_AT_ONCE = -0.5;  // a prompt to be read says nothing of later drafts
 constexpr std::array<double, NUM_BINS - 1> GAP_EDGES = {0.05, 0.1, 0.2, 0.3, 0.45, 0.6, 0.8, 1.0,
                                                         1.3,  1.6, 2.0, 2.5, 3.0,  4.0, 6.0};
@@ -69,9 +70,18 @@ double dot(const Bins& a, const Bins& b) {
 
 bool DraftBudget::believes_estimates() const { return gained >= LOST; }
 
+bool DraftBudget::has_earned() const { return gained >= EARNED; }
+
 void DraftBudget::begin_request(double prompt, double draft_prompt) {
     most = MOST + draft_prompt;
     add(share * prompt);
+}
+
+void DraftBudget::invest(double expected) {
+    const double advance = INVESTED * expected;
+    if (advance <= balance || gained < 0.0) return;
+    balance = advance;
+    num_prepaid = std::max(num_prepaid, static_cast<int>(std::ceil(advance / share)));
 }
 
 void DraftBudget::pass_iteration() {

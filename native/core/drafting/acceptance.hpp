@@ -27,8 +27,12 @@ struct DraftBudget {
 
     /// Whether a draft may be made because it is expected to pay; else tries alone are made.
     bool believes_estimates() const;
+    /// Whether the latest drafts have earned so much that one need not be expected to pay.
+    bool has_earned() const;
     /// Add the share of a prompt, by its cost to the target and to the draft model.
     void begin_request(double prompt, double draft_prompt);
+    /// Advance a part of the time that a request is expected to take, unless drafts have lost.
+    void invest(double expected);
     void pass_iteration();
     /// Add earnings less their cost, which may be negative.
     void add(double earned);

@@ -15,10 +15,8 @@ std::size_t start_of(std::size_t num_tokens, std::size_t size) {
     return num_tokens > size ? (num_tokens - size) / step * step : 0;
 }
 
-/// Return the tokens of the best draft in the time of an iteration without one, 1 at least.
-///
-/// As if every layer were as wide as there are beams and accepted with the mean probability of the
-/// latest layers times `agreement`.
+}  // namespace
+
 double expected_speed(const RequestCosts& costs, const AcceptanceEstimator& estimator,
                       double agreement) {
     const std::size_t width = costs.num_beams;
@@ -35,8 +33,6 @@ double expected_speed(const RequestCosts& costs, const AcceptanceEstimator& esti
     }
     return best;
 }
-
-}  // namespace
 
 bool reads_whole_path(const EngineSpec& draft, const SourcePointer& source) {
     return draft.reads_features || draft.reads_source || source;

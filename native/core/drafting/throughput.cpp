@@ -6,6 +6,7 @@
 #include <limits>
 #include <unordered_map>
 
+#include "drafting/draft_context.hpp"
 #include "numbers.hpp"
 
 namespace dsbd {
@@ -17,6 +18,7 @@ constexpr std::int64_t FIRST_WITHOUT = 3;  // before a setting's first draft: th
 constexpr double LEAST_TRY = 0.16;  // that a try is charged at least when the next one is planned
 constexpr double LONGEST_REST = 16, LONGEST_HOPELESS_REST = 64;
 constexpr double LONGEST_FREE_REST = 7;  // if drafts cost no call: copies appear without notice
+constexpr std::size_t FIRST_ANSWER = 256;  // most tokens that are expected of a first answer
 constexpr double CHEAP = 0.5;  // if layers cost less, a try that agrees is not charged
 
 /// Return a number of a candidate, the same in every joint distribution.
@@ -78,6 +80,12 @@ public:
             const double read =
                 settings_.target_seconds() / static_cast<double>(costs_.num_sharers);
             budget_->begin_request(read / usual_, prompt / usual_);
+            if (costs_.has_draft_model && expected_speed(costs_, estimator_) > 1.0) {
+                const auto usual = static_cast<std::size_t>(std::nearbyint(estimator_.answer_length));
+                const std::size_t num_tokens =
+                    std::min(most_layers + 1, usual ? usual : FIRST_ANSWER);
+                budget_->invest(static_cast<double>(num_tokens) + read / usual_);
+            }
         }
         token_seconds_ = costs_.row * estimator_.calls / estimator_.tokens;
         for (std::size_t i = 1; i <= LOOK_AHEAD; ++i) {
@@ -123,8 +131,9 @@ public:
         // Every iteration left pays alike for the prompt: one for two tokens, if drafting pays.
         const double share = 2.0 * draft.prompt / static_cast<double>(draft.num_left);
         if (worth <= (num_rows ? share : 0.0)) {
-            draft.is_try = draft.may_try && draft.called.empty();
-            if (!draft.is_try) return false;
+            const bool has_earned = budget_->has_earned();
+            draft.is_try = draft.may_try && draft.called.empty() && !has_earned;
+            if (!draft.called.empty() || !(draft.is_try || has_earned)) return false;
         }
         draft.next_call = {std::min(num_rows, costs_.most_rows), prompt};
         return true;
