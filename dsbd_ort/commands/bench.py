@@ -12,8 +12,9 @@ from typing import Any
 
 import click
 from rich.console import Console
-from rich.progress import track
+from rich.progress import Progress, track
 
+from dsbd_ort.benchmark.advice import NUM_STEPS, advise, sentences
 from dsbd_ort.benchmark.bench_run import (
     DEFAULT_STRATEGIES,
     PROMPTS,
@@ -41,6 +42,8 @@ from dsbd_ort.commands.bench_table import (
     VALUE_COLUMNS,
     WORK_COLUMNS,
     bench_table,
+    cost_table,
+    gain_table,
     invariance_table,
     verdict_line,
 )
@@ -122,6 +125,11 @@ class BenchArguments:
         "they are computed. An error if the bundle claims to be bit-exact.",
         section=_MEASURED,
     )
+    advise: bool = flag(
+        help="Measure what the calls of both engines take here and what each strategy gains by the "
+        "draft, and say what would help.",
+        section=_MEASURED,
+    )
     json_file: Path | None = option(
         "--json", type=PATH, help="Write the report to this file.", section=_REPORT
     )
@@ -135,6 +143,9 @@ def run(arguments: BenchArguments) -> None:
     prompts = list(PROMPTS) if arguments.prompts is None else read_prompts(arguments.prompts)
     if arguments.check_invariance:
         count_differing(arguments, prompts)
+        return
+    if arguments.advise:
+        give_advice(arguments, prompts)
         return
     runs = with_baselines(_runs(arguments))
     plot = _plotter(arguments.plot_file)
@@ -185,6 +196,21 @@ def count_differing(arguments: BenchArguments, prompts: list[str]) -> None:
             f"{entries[0].bit_exact!r}; this processor or version of ONNX Runtime has other "
             "kernels than those that were checked: do not rely on equal outputs here"
         )
+
+
+def give_advice(arguments: BenchArguments, prompts: list[str]) -> None:
+    """Print what the draft gains on this machine, and what would help."""
+    stderr = Console(stderr=True)
+    with arguments.pipeline.open() as pipeline, Progress(console=stderr) as progress:
+        task = progress.add_task("measuring", total=NUM_STEPS)
+        advice = advise(pipeline, prompts, lambda: progress.advance(task))
+        draft = pipeline.bundle.manifest.draft
+    console = _stdout()
+    title = f"{arguments.pipeline.bundle.name}, {arguments.pipeline.provider}"
+    console.print(cost_table(advice, title))
+    console.print(gain_table(advice))
+    for line in sentences(advice, is_cheapest=draft is not None and "int4" in draft.quantization):
+        console.print(line, highlight=False, soft_wrap=True)
 
 
 def _stdout() -> Console:

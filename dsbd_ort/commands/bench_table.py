@@ -4,10 +4,12 @@ from collections.abc import Callable, Sequence
 
 from rich.table import Table
 
+from dsbd_ort.benchmark.advice import Advice
 from dsbd_ort.benchmark.invariance import PairCount
 from dsbd_ort.benchmark.report import RunSummary, Verdict
 
 Cell = Callable[[RunSummary], str]
+_COST_ROWS = (1, 2, 4, 8, 16)
 NOTHING = "-"  # does not apply, or was not measured
 
 
@@ -83,6 +85,31 @@ def verdict_line(runs: Sequence[RunSummary]) -> str:
             speedup = f" {run.comparison.speedup.value:.2f}" if is_drafted else ""
             names[verdict].append(run.name + speedup)
     return "; ".join(f"{verdict.value}: {', '.join(of)}" for verdict, of in names.items() if of)
+
+
+def cost_table(advice: Advice, title: str) -> Table:
+    """Return the milliseconds of the calls of both engines, by their rows."""
+    table = Table(title=title)
+    for column in ("rows of a call", "target, ms", "draft, ms"):
+        table.add_column(column, justify="right")
+    target, draft = (
+        curve.up_to(_COST_ROWS[-1]) for curve in (advice.costs.target, advice.costs.draft)
+    )
+    for rows in _COST_ROWS:
+        table.add_row(str(rows), f"{1e3 * target[rows]:.1f}", f"{1e3 * draft[rows]:.1f}")
+    return table
+
+
+def gain_table(advice: Advice) -> Table:
+    """Return one row per strategy: its speed-up by the draft, expected and measured."""
+    table = Table(title="speed-up by the draft, without prompts")
+    table.add_column("strategy", no_wrap=True)
+    for column in ("beams", "tokens/iteration", "expected", "measured"):
+        table.add_column(column, justify="right")
+    for gain in advice.gains:
+        numbers = (gain.tokens_per_iteration, gain.expected, gain.measured)
+        table.add_row(gain.strategy, str(gain.num_beams), *(f"{each:.2f}" for each in numbers))
+    return table
 
 
 def invariance_table(pairs: Sequence[PairCount], title: str) -> Table:

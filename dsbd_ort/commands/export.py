@@ -18,6 +18,13 @@ from dsbd_export.config import DraftConfig, ExportConfig
 from dsbd_export.progress import silenced_libraries
 from dsbd_export.tensorrt.tensorrt_options import TensorrtOptions
 from dsbd_ort.answers import handled_signals
+from dsbd_ort.commands.draft_precision import (
+    AUTO,
+    FIRST,
+    check_auto,
+    keep_best_draft,
+    print_tried,
+)
 from dsbd_ort.commands.one_line import packages_of
 from dsbd_ort.commands.option_types import PATH, TOLERANCE
 from dsbd_ort.commands.options import flag, group, option
@@ -83,7 +90,8 @@ class ExportArguments:
         dtype="fp32, fp16 or bf16.",
         quantize="none, int8 or int4; int8-blocks: int8 weights in blocks, nearer to the "
         "checkpoint and slower for several rows.",
-        draft_quantize="The same of the draft alone [as --quantize].",
+        draft_quantize="The same of the draft alone; auto: both int8 and int4 are tried on this "
+        "machine, and the one that gains more is kept [as --quantize].",
         calibration_texts=option(
             metavar="TEXTS",
             help="File, folder or pattern of texts like those of your requests, by which "
@@ -135,12 +143,17 @@ class ExportArguments:
 
 def run(arguments: ExportArguments, given: dict[str, str]) -> None:
     """Export, or change the bundle of --bundle; ``given`` are the flags on the command line."""
-    draft = arguments.models["draft"]
+    options, draft = arguments.options, arguments.models["draft"]
+    if tries_precisions := options["draft_quantize"] == AUTO:
+        check_auto(options)
+        options["draft_quantize"] = FIRST
     if arguments.accept_parity is not None:
         accept(arguments, arguments.accept_parity, given)
         return
     if arguments.bundle is None:
-        export(arguments)
+        folder = export(arguments, options)
+        if tries_precisions:
+            print_tried(keep_best_draft(folder, options, export_draft))
         return
     for name, long_flag in given.items():
         if draft is None and name not in ENGINE_OPTIONS:
@@ -153,7 +166,9 @@ def run(arguments: ExportArguments, given: dict[str, str]) -> None:
                 f"out {long_flag}"
             )
     if draft is not None:
-        export_draft(arguments.bundle, arguments.options)
+        export_draft(arguments.bundle, options)
+        if tries_precisions:
+            print_tried(keep_best_draft(arguments.bundle, options, export_draft))
     elif "engine" in given:
         build_engines(arguments.bundle, arguments.tensorrt)
     else:
@@ -163,9 +178,11 @@ def run(arguments: ExportArguments, given: dict[str, str]) -> None:
         )
 
 
-def export(arguments: ExportArguments) -> None:
-    """Export a target, with or without a draft, and print the files of the bundle."""
-    options = arguments.options
+def export(arguments: ExportArguments, options: dict[str, Any]) -> Path:
+    """Export a target, with or without a draft, print the files of the bundle, return its folder.
+
+    options: those of the arguments, the precision of the draft chosen.
+    """
     if arguments.demo == bool(options["target"] or options["draft"]):
         raise click.UsageError("give either --demo or --target, with or without --draft")
     if not options["output"]:
@@ -188,6 +205,7 @@ def export(arguments: ExportArguments) -> None:
     print_bundle(result.output, result.manifest)
     if result.manifest.draft is None:
         print_no_draft(result.output)
+    return result.output
 
 
 def export_draft(bundle: Path, options: dict[str, Any]) -> None:

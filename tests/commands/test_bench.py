@@ -57,6 +57,14 @@ def measured(demo_bundle, prompts, tmp_path_factory):
     return done, json.loads((folder / "bench.json").read_text()), folder / "bench.svg"
 
 
+def test_advice_ends_with_what_pays(demo_bundle, prompts):
+    done = dsbd_bench(demo_bundle, "--advise", "--prompts", prompts, "--threads", 1)
+    assert done.exit_code == 0, done.output
+    assert "draft, ms" in done.stdout and "expected" in done.stdout
+    last = done.stdout.strip().splitlines()[-1]
+    assert re.match(r"It pays most for .*: \d\.\d\d\.|No strategy gains", last)
+
+
 def test_tables_go_to_stdout_and_progress_to_stderr(measured):
     done, _, _ = measured
     for name in (

@@ -9,6 +9,7 @@ from transformers import LlamaConfig
 from dsbd_export.checkpoints.families import FAMILIES
 from dsbd_export.demo import demo_pair
 from dsbd_ort.cli import export
+from dsbd_ort.commands import draft_precision
 from dsbd_runtime.bundle_files.bundle import open_bundle
 from scripts.family_checkpoints import VOCAB_SIZE, write_checkpoint
 from tests.commands.calls import assert_one_error, called
@@ -16,6 +17,46 @@ from tests.export.conftest import swap_tokens
 from tests.runtime.tiny_graph import TinyModel, write_tiny_bundle
 
 dsbd_export = partial(called, export)
+
+
+@pytest.fixture
+def judged(monkeypatch):
+    """Judge drafts by their precision alone: gains by it."""
+    gains = {"int8": 1.5, "int4": 1.5}
+
+    def tried(folder, quantize, target=None):
+        found = open_bundle(folder).manifest.draft.quantization
+        assert found.startswith(quantize)
+        return draft_precision.Tried(quantize, 1.0, 0.8, gains[quantize]), target
+
+    monkeypatch.setattr(draft_precision, "_tried", tried)
+    return gains
+
+
+@pytest.mark.parametrize(("gain", "kept"), [(1.4, "int8"), (1.6, "int4")])
+def test_the_draft_of_the_larger_gain_is_kept(gain, kept, judged, tmp_path):
+    config = LlamaConfig(
+        vocab_size=VOCAB_SIZE, hidden_size=32, intermediate_size=64, num_hidden_layers=1,
+        num_attention_heads=2, bos_token_id=0, eos_token_id=1, max_position_embeddings=256,
+    )  # fmt: skip
+    model, bundle = write_checkpoint(tmp_path / "model", config), tmp_path / "bundle"
+    judged["int4"] = gain
+    done = dsbd_export(
+        "--target", model, "--draft", model, "--draft-quantize", "auto", "-o", bundle
+    )
+    assert done.exit_code == 0, done.stderr
+    manifest = open_bundle(bundle, verify=True).manifest
+    assert manifest.target.quantization == "none"
+    assert manifest.draft.quantization.startswith(kept)
+    assert [path.name for path in sorted(tmp_path.iterdir())] == ["bundle", "model"]
+    table = done.stdout[done.stdout.index("draft by --draft-quantize") :]
+    assert [line.split()[1] for line in table.splitlines() if "kept" in line] == [kept]
+
+
+def test_auto_needs_a_draft_that_the_cpu_can_run(tmp_path):
+    auto = ("--target", "x", "--draft-quantize", "auto", "-o", tmp_path / "bundle")
+    assert_one_error(dsbd_export(*auto), "give --draft")
+    assert_one_error(dsbd_export(*auto, "--draft", "x", "--engine", "tensorrt"), "on the CPU")
 
 
 @pytest.mark.slow  # README.md's command runs in test_docs.py

@@ -1,0 +1,59 @@
+"""What a draft gains here, and what would help: on made-up figures, and on the demo pair."""
+
+import dataclasses
+
+import pytest
+
+from dsbd_ort import Pipeline
+from dsbd_ort.benchmark.advice import NUM_STEPS, Advice, Gain, advise, measured_costs, sentences
+from dsbd_ort.benchmark.bench_run import PROMPTS, BenchmarkError
+from dsbd_ort.decoding.drafting.cost_curve import CostCurve, EngineCosts
+from tests.runtime.bundle_edits import without_draft
+from tests.runtime.tiny_graph import TinyModel, write_tiny_bundle
+
+COSTS = EngineCosts(CostCurve((1, 16), (0.05, 0.15)), CostCurve((1, 16), (0.02, 0.04)))
+GAINS = (Gain("greedy", 1, 1.5, 1.4, 3.0), Gain("dsbd", 4, 1.0, 1.0, 1.1))
+FOUND = Advice(COSTS, agreement=0.8, gains=GAINS, greedy_at_half=2.0)
+
+
+def test_sentences_name_the_price_what_would_lower_it_and_what_gains_nothing() -> None:
+    price, cheaper, beams, best = sentences(FOUND, is_cheapest=False)
+    assert "80%" in price and "0.40 of a call of the target" in price
+    assert "2.00 instead of 1.50" in cheaper and "--draft-quantize auto" in cheaper
+    assert "4 beams gains nothing" in beams and "16 rows" in beams and "2.1 times" in beams
+    assert best == "It pays most for greedy: 1.50."
+
+
+def test_nothing_is_recommended_that_gains_nothing() -> None:
+    assert len(sentences(FOUND, is_cheapest=True)) == 3
+    same = dataclasses.replace(FOUND, greedy_at_half=1.51)
+    assert len(sentences(same, is_cheapest=False)) == 3
+    useless = dataclasses.replace(FOUND, gains=(*GAINS[1:], Gain("greedy", 1, 1.0, 1.0, 1.0)))
+    assert sentences(useless, is_cheapest=True)[-1].startswith("No strategy gains")
+
+
+def test_the_demo_pair_is_judged_by_its_own_costs(demo_bundle) -> None:
+    steps = []
+    with Pipeline.from_bundle(demo_bundle, num_threads=1) as pipeline:
+        learned = pipeline.costs
+        found = advise(pipeline, PROMPTS[:2], lambda: steps.append(None))
+        assert pipeline.costs is learned
+    assert len(steps) == NUM_STEPS
+    assert 0.3 < found.agreement <= 1.0
+    assert [(gain.strategy, gain.num_beams) for gain in found.gains] == [
+        ("greedy", 1), ("sample", 1), ("dsbd", 2), ("dsbd", 4), ("beam search", 4),
+    ]  # fmt: skip
+    for gain in found.gains:
+        # An iteration costs a target call, so that no gain is larger than its tokens.
+        assert 0.8 < gain.expected <= gain.tokens_per_iteration + 1e-9
+    assert found.greedy_at_half > found.gains[0].expected - 0.15
+
+
+def test_a_bundle_without_a_draft_is_refused(tmp_path) -> None:
+    write_tiny_bundle(tmp_path)
+    without_draft(tmp_path, TinyModel())
+    with (
+        Pipeline.from_bundle(tmp_path) as pipeline,
+        pytest.raises(BenchmarkError, match="has no draft that could be judged"),
+    ):
+        measured_costs(pipeline)
