@@ -65,7 +65,8 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # without and with 
 }
 COLUMNS = (
     "kind", "prompt", "draft context", "first request", "later ones", "after the first token",
-    "first token", "tokens/s over plain sample", "draft calls of the first", "tokens/call", "same tokens",
+    "first token", "tokens/s over plain sample", "draft calls of the first", "tokens/call",
+    "same tokens",
 )  # fmt: skip
 QUALITY: dict[str, dict[str, Any]] = {
     "sample": KINDS["sample"][0],
