@@ -115,6 +115,7 @@ class ThroughputDraftPolicy:
         self._budget = estimator.budget(costs.num_sharers)
         self._num_to_rest = self._num_iterations = 0
         self._has_begun = False  # an iteration: not while the policy rests
+        self._is_financed = False  # whether the request got its advance, or none
         self._now = _Draft()
         self._gains_ahead = np.zeros(LOOK_AHEAD + 1)  # seconds, of that many further layers
 
@@ -137,15 +138,15 @@ class ThroughputDraftPolicy:
                 estimator.learn_rate(1.0, usual / costs.row)
             read = self._target_seconds() / costs.num_sharers
             budget.begin_request(read / usual, prompt / usual)
-            if costs.has_draft_model and expected_speed(costs, estimator) > 1.0:
-                num_tokens = min(most_layers + 1, round(estimator.answer_length) or _FIRST_ANSWER)
-                budget.invest(num_tokens + read / usual)
+        is_first = costs.are_learned and not estimator.num_learned
+        may_call = not is_first or estimator.loop.num_plain >= _FIRST_WITHOUT
+        if may_call and not self._is_financed:
+            self._finance(most_layers + 1)
         balance = budget.balance * usual
         num_left = most_layers + 1
         if unread[1]:  # few targets are longer than their source
             num_left = min(num_left, max(unread[1], 2))
         num_rows = min(num_pending, costs.most_rows)
-        is_first = costs.are_learned and not estimator.num_learned
         self._token_seconds = costs.row * estimator.calls / estimator.tokens
         self._gains_ahead[1:] = (estimator.acceptance ** _LAYERS_AHEAD[1:]).cumsum()
         self._gains_ahead *= self._token_seconds
@@ -153,7 +154,7 @@ class ThroughputDraftPolicy:
         self._has_begun = True
         self._now = _Draft(
             limit=min(self._most_layers, most_layers),
-            may_call=not is_first or estimator.loop.num_plain >= _FIRST_WITHOUT,
+            may_call=may_call,
             # The less there is, the smaller the drafts: else one or two that fail would be all.
             stake=max(0.5 * balance, balance - 0.6 * usual),
             prompt=prompt,
@@ -165,6 +166,14 @@ class ThroughputDraftPolicy:
         self._now.may_try = not budget.iterations_until(self._try_cost, is_try=True)
         self._now.may_call &= budget.believes_estimates or self._now.may_try
         self._now.worth = float(self._worth_of_more(1.0, num_rows)) + self._usual_call
+
+    def _finance(self, most_tokens: int) -> None:
+        """Let the budget advance a part of the request's time, if drafts are expected to pay."""
+        costs, estimator, self._is_financed = self._costs, self._estimator, True
+        if costs.has_draft_model and expected_speed(costs, estimator) > 1.0:
+            num_tokens = min(most_tokens, round(estimator.answer_length) or _FIRST_ANSWER)
+            read = self._target_seconds() / costs.num_sharers
+            self._budget.invest(num_tokens + read / self._usual)
 
     def _refresh(self) -> None:
         costs, loop = self._costs, self._estimator.loop

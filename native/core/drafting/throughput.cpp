@@ -80,13 +80,10 @@ public:
             const double read =
                 settings_.target_seconds() / static_cast<double>(costs_.num_sharers);
             budget_->begin_request(read / usual_, prompt / usual_);
-            if (costs_.has_draft_model && expected_speed(costs_, estimator_) > 1.0) {
-                const auto usual = static_cast<std::size_t>(std::nearbyint(estimator_.answer_length));
-                const std::size_t num_tokens =
-                    std::min(most_layers + 1, usual ? usual : FIRST_ANSWER);
-                budget_->invest(static_cast<double>(num_tokens) + read / usual_);
-            }
         }
+        const bool is_first = costs_.are_learned && !estimator_.num_learned;
+        may_call_ = !is_first || estimator_.loop.num_plain >= FIRST_WITHOUT;
+        if (may_call_ && !is_financed_) finance(most_layers + 1);
         token_seconds_ = costs_.row * estimator_.calls / estimator_.tokens;
         for (std::size_t i = 1; i <= LOOK_AHEAD; ++i) {
             powers_[i] = powers_[i - 1] + std::pow(estimator_.acceptance, static_cast<double>(i));
@@ -283,10 +280,9 @@ private:
                      std::size_t num_unread_source) {
         const DraftBudget& budget = *budget_;
         const double balance = budget.balance * usual_;
-        const bool is_first = costs_.are_learned && !estimator_.num_learned;
         now_ = Draft();
         now_.limit = std::min(settings_.most_layers, most_layers);
-        now_.may_call = !is_first || estimator_.loop.num_plain >= FIRST_WITHOUT;
+        now_.may_call = may_call_;
         // The less there is, the smaller the drafts: else one or two that fail would be all.
         now_.stake = std::max(0.5 * balance, balance - 0.6 * usual_);
         now_.prompt = prompt;
@@ -299,6 +295,16 @@ private:
         now_.may_try = budget.iterations_until(try_cost_, true) == 0.0;
         now_.may_call = now_.may_call && (budget.believes_estimates() || now_.may_try);
         now_.worth = worth_of_more(1.0, now_.num_rows) + usual_call_;
+    }
+
+    /// Let the budget advance a part of the request's time, if drafts are expected to pay.
+    void finance(std::size_t most_tokens) {
+        is_financed_ = true;
+        if (!costs_.has_draft_model || expected_speed(costs_, estimator_) <= 1.0) return;
+        const auto usual = static_cast<std::size_t>(std::nearbyint(estimator_.answer_length));
+        const std::size_t num_tokens = std::min(most_tokens, usual ? usual : FIRST_ANSWER);
+        const double read = settings_.target_seconds() / static_cast<double>(costs_.num_sharers);
+        budget_->invest(static_cast<double>(num_tokens) + read / usual_);
     }
 
     /// Rest until the budget pays for a draft, or for part of the wait for a try.
@@ -448,6 +454,8 @@ private:
     DraftBudget* budget_;  // of the load when the iteration began
     std::size_t num_to_rest_ = 0, num_iterations_ = 0;
     bool has_begun_ = false;  // an iteration: not while the policy rests
+    bool is_financed_ = false;  // whether the request got its advance, or none
+    bool may_call_ = false;     // whether the draft model may be called
     double began_ = 0.0;
     Draft now_;
     double layer_ = 0.0, usual_call_ = 0.0, usual_ = 0.0;  // seconds, as known now
