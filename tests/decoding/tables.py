@@ -80,6 +80,10 @@ class TimedTable(TableModel):
         super().__init__(vocab_size, table)
         self._seconds, self._clock, self._opening = curve.up_to(512), clock, opening
 
+    @property
+    def seconds_of_row(self) -> float:
+        return float(self._seconds[1])
+
     def forward(self, forward: Forward) -> ForwardResult:
         if forward.num_new != self.untimed_rows:
             self._clock[0] += float(self._seconds[forward.num_new]) + self._opening

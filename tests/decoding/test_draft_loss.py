@@ -9,10 +9,16 @@ from typing import Any
 
 import pytest
 
-from dsbd_ort.decoding import DecodingConfig
+from dsbd_forward.forward import Forward, ForwardResult
+from dsbd_ort.decoding import DecodingConfig, TableModel
 from dsbd_ort.decoding.batched_decoder import BatchedDecoder, decoded_together
 from dsbd_ort.decoding.drafting.acceptance import AcceptanceEstimator, DraftBudget
-from dsbd_ort.decoding.drafting.cost_curve import CostCurve, LearnedCosts, learn_from_first_calls
+from dsbd_ort.decoding.drafting.cost_curve import (
+    CostCurve,
+    EngineCosts,
+    LearnedCosts,
+    learn_from_first_calls,
+)
 from dsbd_ort.decoding.drafting.throughput import ThroughputDraftPolicy
 from tests.decoding.tables import TimedTable, decoded, mixed_table, request_on
 from tests.decoding.test_throughput import DRAFTS, HOSTILE, TARGET, VOCAB
@@ -158,6 +164,41 @@ def test_a_draft_is_used_although_its_first_call_and_layer_were_slow(
     monkeypatch.setattr(ThroughputDraftPolicy, "choose", slow_at_first)
     found = ratios("itself", num_beams, 4, clock, draft_bytes=140_000_000)
     assert found[0] < 0.85 and max(found[1:]) < 0.75
+
+
+@pytest.mark.parametrize("num_beams", [1, 2, 4])
+def test_the_first_drafts_are_small_because_the_cost_of_their_rows_is_guessed(
+    num_beams: int, clock: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forward, rows = TimedTable.forward, []
+
+    def watched(self: TimedTable, call: Forward) -> ForwardResult:
+        if self.seconds_of_row > 5e-3 and call.num_new < PROMPT - 1:  # the target, no prompt
+            rows.append(call.num_new)
+        return forward(self, call)
+
+    process = Process("itself", num_beams, clock)
+    monkeypatch.setattr(TimedTable, "forward", watched)
+    process.answer()
+    first = next(each for each in rows if each > num_beams)
+    assert first <= 8 < max(rows)
+
+
+@pytest.mark.parametrize(("gained", "is_drafted"), [(0.0, False), (3.0, True)])
+def test_drafts_that_have_earned_go_on_although_none_is_expected_to_pay(
+    gained: float, is_drafted: bool
+) -> None:
+    """A mean says little of the next layer, which is seen once it is drafted."""
+    costs = EngineCosts(CostCurve((1, 8), (1e-2, 2e-2)), CostCurve((1, 8), (4e-3, 4e-3)))
+    estimator = AcceptanceEstimator(acceptance=0.2, num_learned=50, num_chosen=50, rows=1.0)
+    estimator.learn_rate(10.0, 10.0)
+    budget = estimator.budget(1)
+    budget.gained, budget.share = gained, 1e-9  # which buys no tries
+    config = DecodingConfig(strategy="speculative", max_new_tokens=4, eos_token_id=None)
+    more = {"clock": lambda: 0.0, "costs": costs, "estimator": estimator}
+    request = request_on(config, (0, 1), 0, **more)
+    models = [TableModel(VOCAB, TARGET), TableModel(VOCAB, TARGET)]
+    assert (decoded(request, *models).stats.num_draft_layers > 0) is is_drafted
 
 
 def spend_all(budget: DraftBudget, cost: float, num_iterations: int) -> float:

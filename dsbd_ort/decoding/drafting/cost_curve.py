@@ -31,7 +31,7 @@ _KEPT_CALLS = 9  # of a size
 _SOON = 3  # calls of a size each of which changes the curve at once
 _GUESSED_SHARE = 0.05  # of the seconds of one row: the cost of a further row
 _BYTES_PER_SECOND = 1e10  # read by a call of one row
-_FIRST_ROWS = 8  # most rows of a target call with the first draft: guessed costs may be far too low
+_FIRST_ROWS = 8  # of a target call, with the first draft; then twice as many as were seen
 LOOK_AHEAD = 6  # layers after the next one whose gain is estimated
 
 CostKind = Literal["target", "draft", "source"]
@@ -248,9 +248,10 @@ class RequestCosts:
         self._ahead: dict[int, Floats] = {}
         self.most_known, seen = self.most_rows, costs.target.seen
         self.are_learned = seen is not None
+        # Drafts begin small: guessed costs of more rows may be far too low.
         if seen is not None and self.has_draft_model:
-            self.most_known = max(_FIRST_ROWS, 4 * seen[1] // num_sharers)
-        elif seen is not None:  # begins with at most twice the rows that were seen
+            self.most_known = max(_FIRST_ROWS, 2 * seen[1] // num_sharers)
+        elif seen is not None:
             is_base_known = seen[0] <= num_sharers * self.num_beams
             self.most_known = 2 * seen[1] // num_sharers if is_base_known else 0
 

@@ -11,7 +11,7 @@ namespace {
 constexpr std::size_t KEPT_CALLS = 9;  // of a size
 constexpr std::size_t SOON = 3;        // calls of a size each of which changes the curve at once
 constexpr double GUESSED_SHARE = 0.05;  // of the seconds of one row: the cost of a further row
-constexpr std::size_t FIRST_ROWS = 8;  // with the first draft: guessed costs may be far too low
+constexpr std::size_t FIRST_ROWS = 8;  // of a target call with the first draft; then twice those seen
 constexpr double BYTES_PER_SECOND = 1e10;  // read by a call of one row
 constexpr int FIRST_CALLS = 3;             // of a draft when its pair is opened; the first warms up
 constexpr std::size_t NUM_SIZES = LEARNED_ROWS.size();
@@ -245,7 +245,7 @@ void RequestCosts::refresh() {
     are_learned = seen.has_value();
     most_known = most_rows;
     if (seen && has_draft_model) {
-        most_known = std::max(FIRST_ROWS, 4 * seen->second / sharers);
+        most_known = std::max(FIRST_ROWS, 2 * seen->second / sharers);
     } else if (seen) {  // begins with at most twice the rows that were seen
         const bool is_base_known = seen->first <= sharers * num_beams;
         most_known = is_base_known ? 2 * seen->second / sharers : 0;
