@@ -11,7 +11,7 @@ namespace {
 constexpr std::size_t KEPT_CALLS = 9;  // of a size
 constexpr std::size_t SOON = 3;        // calls of a size each of which changes the curve at once
 constexpr double GUESSED_SHARE = 0.05;  // of the seconds of one row: the cost of a further row
-constexpr std::size_t FIRST_ROWS = 8;  // of a target call with the first draft; then twice those seen
+constexpr std::size_t FIRST_ROWS = 8;  // of the first draft's target call; then twice those seen
 constexpr double BYTES_PER_SECOND = 1e10;  // read by a call of one row
 constexpr int FIRST_CALLS = 3;             // of a draft when its pair is opened; the first warms up
 constexpr std::size_t NUM_SIZES = LEARNED_ROWS.size();
