@@ -229,10 +229,10 @@ def requests(
     num_new: int,
 ) -> None:
     """Write seconds of whole requests, with and without a draft, as ratios."""
-    page.begin("requests")
-    rows: list[list[str]] = []
+    page.begin(*map(_section, lengths))
     common = page.threads, num_new
     for length in lengths:
+        rows: list[list[str]] = []
         sampled = in_own_process(answers, bundle, length, KINDS["sample"][0], *common)
         for kind in kinds or KINDS:
             plain, drafted = KINDS[kind]
@@ -246,7 +246,12 @@ def requests(
                 found = in_own_process(answers, bundle, length, options, *common)
                 rows.append([*map(str, row), *_cells(wanted, found, sampled)])
                 click.echo("  ".join(rows[-1]))
-    page.write("requests", table(COLUMNS, rows), f"{num_new} new tokens at most", bundle.name)
+        lines = table(COLUMNS, rows)
+        page.write(_section(length), lines, f"{num_new} new tokens at most", bundle.name)
+
+
+def _section(length: int) -> str:
+    return f"requests of {length} tokens"
 
 
 def _cells(

@@ -27,7 +27,7 @@ PROMISED = re.compile(
     "'cpu', or export with another --dtype or --quantize"
 )
 # By case: the operators that the CPU would run. One that opens after all is no failure.
-REFUSED = {"int8-dynamic": {"MatMulInteger"}}
+REFUSED = {"int8-dynamic": {"MatMulInteger", "DequantizeLinear"}}
 FAMILIES = {
     row.family: name
     for name, row in reversed(FAMILY_CHECKPOINTS.items())

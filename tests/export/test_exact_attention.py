@@ -56,18 +56,18 @@ def test_logits_depend_on_the_path_alone(bundles, precision, role):
     assert bundle.entry(role).bit_exact == "observed"
 
 
-@pytest.mark.parametrize(
-    "precision",
-    [
-        ("int8-dynamic", "fused"),
-        ("none", "fused"),
-        *(pytest.param((bits, None), marks=pytest.mark.slow) for bits in ("int8-blocks", "int4")),
-    ],
-)
+@pytest.mark.parametrize("precision", [("int8-dynamic", "fused"), ("none", "fused")])
 def test_fused_attention_depends_on_more(bundles, precision):
     bundle = bundles(*precision)
     assert differing(bundle, "target") > NUM_WAYS / 2
     assert bundle.entry("target").bit_exact is False
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bits", ["int8-blocks", "int4"])
+def test_fused_attention_in_blocks_promises_nothing(bundles, bits):
+    """Whether bits differ depends on the processor: with VNNI those of 8 bits did not."""
+    assert bundles(bits, None).entry("target").bit_exact is False
 
 
 def value_of(name, *shape, dtype=ir.DataType.FLOAT):
