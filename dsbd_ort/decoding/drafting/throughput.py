@@ -44,6 +44,7 @@ Floats = NDArray[np.float64]
 _LAYERS_AHEAD = np.arange(LOOK_AHEAD + 1)
 _FIRST_WITHOUT = 3  # iterations before a setting's first draft: they tell the cost of one without
 _FIRST_TOKEN = 0.05  # of the time until the first token: most that a draft may add to it
+_SHORT_ANSWER = 32  # tokens; in shorter ones an iteration counts for more than the first token
 _FIRST_ANSWER = 256  # most tokens that are expected of a setting's first answer
 _LEAST_TRY = 0.16  # iterations that a try is charged at least when the next one is planned
 _LONGEST_REST, _LONGEST_HOPELESS_REST = 16, 64  # iterations
@@ -141,7 +142,8 @@ class ThroughputDraftPolicy:
             budget.begin_request(read / usual, prompt / usual)
         is_first = costs.are_learned and not estimator.num_learned
         may_call = not is_first or estimator.loop.num_plain >= _FIRST_WITHOUT
-        if not self._num_iterations:  # the first token does not wait for the draft's prompt
+        if not self._num_iterations and most_layers >= _SHORT_ANSWER:
+            # The first token does not wait for the draft's prompt; an iteration is lost.
             may_call &= prompt <= max(_FIRST_TOKEN * self._target_seconds(), self._usual_call)
         if may_call and not self._is_financed:
             self._finance(most_layers + 1)

@@ -18,6 +18,7 @@ constexpr std::int64_t FIRST_WITHOUT = 3;  // before a setting's first draft: th
 constexpr double LEAST_TRY = 0.16;  // that a try is charged at least when the next one is planned
 constexpr double LONGEST_REST = 16, LONGEST_HOPELESS_REST = 64;
 constexpr double LONGEST_FREE_REST = 7;  // if drafts cost no call: copies appear without notice
+constexpr std::size_t SHORT_ANSWER = 32;  // tokens, of which an iteration is much
 constexpr double FIRST_TOKEN = 0.05;  // of the time until it: most that a draft may add
 constexpr std::size_t FIRST_ANSWER = 256;  // most tokens that are expected of a first answer
 constexpr double CHEAP = 0.5;  // if layers cost less, a try that agrees is not charged
@@ -84,7 +85,8 @@ public:
         }
         const bool is_first = costs_.are_learned && !estimator_.num_learned;
         may_call_ = !is_first || estimator_.loop.num_plain >= FIRST_WITHOUT;
-        if (!num_iterations_) {  // the first token does not wait for the draft's prompt
+        if (!num_iterations_ && most_layers >= SHORT_ANSWER) {
+            // The first token does not wait for the draft's prompt; an iteration is lost.
             const double most = FIRST_TOKEN * settings_.target_seconds();
             may_call_ = may_call_ && prompt <= std::max(most, usual_call_);
         }
