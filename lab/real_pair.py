@@ -41,6 +41,7 @@ PARTS = {  # GGUF files, Q4_K_M, in parts: the names of their packages
 LENGTHS = (40, 250, 1000, 4000)  # tokens of a chat, about
 NUM_REQUESTS = 5
 DRAFT_VOCAB = 32768
+_OF_PROBLEM, _LETTERS = 250, 3.6  # tokens of a chat about a problem; letters of a token
 KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # without and with a draft
     "greedy": (
         {"strategy": "greedy"},
@@ -176,23 +177,20 @@ class Answer:
 
 
 def chats(length: int) -> list[list[dict[str, str]]]:
-    """Return chats of about so many tokens: problems of HumanEval, or sources of the library."""
-    if length == 250:
-        problems = human_eval.problems(human_eval.WORK)
-        problems.sort(key=lambda problem: abs(len(problem.prompt) - 650))
-        return [
-            [{"role": "user", "content": human_eval.QUESTION + problem.prompt}]
-            for problem in problems[:NUM_REQUESTS]
-        ]
+    """Return chats of about so many tokens: problems of HumanEval, after sources of the library."""
+    problems = human_eval.problems(human_eval.WORK)
+    problems.sort(key=lambda problem: abs(len(problem.prompt) - 650))
     modules = (json, zipfile, statistics, shutil, python_inspect)
     found = []
-    for module in modules:
-        source = python_inspect.getsource(module)
-        begin = source.index("\ndef ") if "\ndef " in source else 0
-        code = source[begin : begin + max(0, round(3.6 * (length - 40)))]
-        text = f"Explain this part of the module {module.__name__} and improve it:\n{code}"
-        if length <= 40:
+    for problem, module in zip(problems, modules, strict=False):
+        text = human_eval.QUESTION + problem.prompt
+        if length < _OF_PROBLEM:
             text = f"Write a function of {module.__name__} in Python."
+        elif length > _OF_PROBLEM:
+            source = python_inspect.getsource(module)
+            begin = source.index("\ndef ")
+            code = source[begin : begin + round(_LETTERS * (length - _OF_PROBLEM))]
+            text = f"This is a part of a project:\n{code}\n\n{text}"
         found.append([{"role": "user", "content": text}])
     return found
 
