@@ -1,4 +1,4 @@
-"""What a draft gains on this machine, and what would help most (``dsbd-bench --advise``).
+"""Advice: the gain of a draft on this machine, and the change that would help most.
 
 The calls of both engines are timed by their rows. Then every strategy answers the prompts without
 and with the draft, whose policy knows these times. *Expected* is the gain that they explain: the
@@ -60,7 +60,7 @@ class Gain:
 
 @dataclass(frozen=True)
 class Advice:
-    """What was found.
+    """The measurements of a pair.
 
     costs: seconds of calls by rows. agreement: share of the drafted tokens that are the target's in
         greedy answers. gains: by strategy. greedy_at_half: expected speed-up of ``greedy`` if calls

@@ -1,4 +1,4 @@
-"""What a draft gains here, and what would help: on made-up figures, and on the demo pair."""
+"""The gain of a draft and the advice that follows: on made-up figures, and on the demo pair."""
 
 import dataclasses
 
