@@ -1,7 +1,7 @@
 """The part of a path that the draft model reads: its end, from a start on (docs/algorithm.md 5).
 
-A draft model needs no whole prompt: with the last 128 of a thousand tokens the draft of a real pair
-agrees with its target in 93 % of the tokens in which it agrees with the whole (lab/results).
+A draft model needs no whole prompt: with the last 256 of a thousand tokens the draft of a real pair
+agrees with its target in 94 to 100 % of the tokens in which it agrees with the whole (lab/results).
 Outputs that do not depend on the draft do not depend on its context either.
 
 A context of N tokens means that between N and 1.5 N are read: the start moves in steps of N / 2, so

@@ -25,7 +25,7 @@ constexpr double MEMORY = 0.985;      // weight that a layer's observations keep
 constexpr std::int64_t MANY_CHOSEN = 8;  // layers; a running mean then takes a tenth of the next
 constexpr int MANY = 32, LATER = 4;  // layers; rates are then taken anew only after so many more
 // How often drafts with a context agree, over how often with the whole path.
-constexpr std::array<double, CONTEXT_SIZES.size()> AGREEMENT = {0.90, 0.93, 0.94, 0.95, 1.0};
+constexpr std::array<double, CONTEXT_SIZES.size()> AGREEMENT = {0.74, 0.87, 0.97, 0.97, 1.0};
 constexpr double AGREEMENT_WEIGHT = 100.0;  // layers that the table counts for, for each size
 constexpr double AGREEMENT_MEMORY = 0.999;  // weight that the layers of a size keep after another
 constexpr double RATE_MEMORY = 0.9;  // weight that a rate of tokens keeps after another
