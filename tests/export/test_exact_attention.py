@@ -65,9 +65,11 @@ def test_fused_attention_depends_on_more(bundles, precision):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("bits", ["int8-blocks", "int4"])
-def test_fused_attention_in_blocks_promises_nothing(bundles, bits):
+def test_fused_attention_in_blocks_claims_what_was_observed(bundles, bits):
     """Whether bits differ depends on the processor: with VNNI those of 8 bits did not."""
-    assert bundles(bits, None).entry("target").bit_exact is False
+    bundle = bundles(bits, None)
+    claim = bundle.entry("target").bit_exact
+    assert claim is False or (claim == "observed" and differing(bundle, "target") == 0)
 
 
 def value_of(name, *shape, dtype=ir.DataType.FLOAT):
