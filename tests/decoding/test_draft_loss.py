@@ -184,6 +184,22 @@ def test_the_first_drafts_are_small_because_the_cost_of_their_rows_is_guessed(
     assert first <= 8 < max(rows)
 
 
+def test_the_first_token_does_not_wait_for_the_prompt_of_the_draft(
+    clock: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forward, calls = TimedTable.forward, []
+
+    def watched(self: TimedTable, call: Forward) -> ForwardResult:
+        calls.append("target" if self.seconds_of_row > 5e-3 else "draft")
+        return forward(self, call)
+
+    process = Process("itself", 1, clock)
+    process.answer()  # a first one never drafts at once
+    monkeypatch.setattr(TimedTable, "forward", watched)
+    process.answer()
+    assert calls[:3] == ["target", "target", "draft"]  # the prompt, its last token, then a draft
+
+
 @pytest.mark.parametrize(("gained", "is_drafted"), [(0.0, False), (3.0, True)])
 def test_drafts_that_have_earned_go_on_although_none_is_expected_to_pay(
     gained: float, is_drafted: bool
