@@ -96,7 +96,7 @@ def measured_costs(pipeline: Pipeline) -> EngineCosts:
     if pipeline.prompts.encoder is not None:
         raise BenchmarkError(
             f"{pipeline.bundle.path} is an encoder-decoder, which answers sources, not prompts; "
-            "compare its strategies with lab/run, or time your own requests"
+            "time your own requests"
         )
     with pipeline.engines() as (target, draft):
         return measure_costs(target, draft, time.perf_counter)
@@ -107,7 +107,7 @@ def advise(
 ) -> Advice:
     """Judge the draft of a pipeline; ``on_step`` is called ``NUM_STEPS`` times.
 
-    Raises BenchmarkError: the bundle has no draft, or too short a context.
+    Raises BenchmarkError: as ``measured_costs``.
     """
     costs = measured_costs(pipeline)
     on_step()
@@ -152,7 +152,7 @@ def _expected(
 ) -> tuple[float, list[DecodingStats]]:
     """Return the speed-up that calls of these costs explain, and the statistics of the answers.
 
-    The policy knows the costs; how often drafts are accepted it learns from answer to answer.
+    The policy is given the costs; from answer to answer it learns how often drafts are accepted.
     """
     learned, calls = pipeline.costs, PricedCalls(costs)
     pipeline.costs = calls

@@ -145,6 +145,7 @@ def run(arguments: BenchArguments) -> None:
         count_differing(arguments, prompts)
         return
     if arguments.advise:
+        check_alone(arguments)
         give_advice(arguments, prompts)
         return
     runs = with_baselines(_runs(arguments))
@@ -195,6 +196,20 @@ def count_differing(arguments: BenchArguments, prompts: list[str]) -> None:
             f"{num_differing} requests differ, but {settings.bundle} says bit_exact "
             f"{entries[0].bit_exact!r}; this processor or version of ONNX Runtime has other "
             "kernels than those that were checked: do not rely on equal outputs here"
+        )
+
+
+def check_alone(arguments: BenchArguments) -> None:
+    """Raise UsageError for options that --advise would not use."""
+    unused = {
+        "--strategies": arguments.strategies,
+        "--run": arguments.runs,
+        "--json": arguments.json_file,
+        "--plot": arguments.plot_file,
+    }
+    if names := [name for name, value in unused.items() if value]:
+        raise click.UsageError(
+            f"--advise has strategies and tables of its own; leave out {', '.join(names)}"
         )
 
 

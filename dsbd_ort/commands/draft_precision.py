@@ -1,8 +1,8 @@
 """``dsbd-export --draft-quantize auto``: the draft in int8 and in int4; the faster pair is kept.
 
-Which precision gains more depends on the processor (a call of a few rows in int4 is cheaper than in
-int8 on one, dearer on another) and on how often the draft still agrees. Both are measured: the
-draft is exported twice, the target once.
+A call in int4 reads half of the bytes, but on some processors its products of several rows take
+longer than in int8, and the draft agrees less often. So both are measured: the draft is exported
+twice, the target once.
 """
 
 import os

@@ -155,7 +155,7 @@ RowsByPosition CacheView::rows_by_position(std::size_t num_dropped, std::size_t 
                end = static_cast<std::int64_t>(num_begin + num_dropped);
     Flags is_used(row_cache.num_rows());
     mark_used(is_used);
-    Ints order;  // each position and its row, in one number
+    Ints order;  // position and row packed into one number
     for (std::size_t row = 0; row < is_used.size(); ++row) {
         const std::int64_t position = row_cache.position_of(row);
         if (!is_used[row] || (first <= position && position < end)) continue;

@@ -57,6 +57,12 @@ def measured(demo_bundle, prompts, tmp_path_factory):
     return done, json.loads((folder / "bench.json").read_text()), folder / "bench.svg"
 
 
+def test_advice_refuses_options_that_it_would_not_use(demo_bundle, tmp_path):
+    done = dsbd_bench(demo_bundle, "--advise", "--strategies", "dsbd", "--json", tmp_path / "x")
+    assert_one_line_error(done, "leave out --strategies, --json")
+    assert not (tmp_path / "x").exists()
+
+
 def test_advice_ends_with_what_pays(demo_bundle, prompts):
     done = dsbd_bench(demo_bundle, "--advise", "--prompts", prompts, "--threads", 1)
     assert done.exit_code == 0, done.output

@@ -240,7 +240,7 @@ def test_drafts_that_are_never_right_lose_2_percent_of_a_short_answer_and_of_any
 def test_what_is_advanced_to_a_first_request_is_paid_back_by_the_next_ones(cost: float) -> None:
     budget, lost = DraftBudget(), 0.0
     for num_answers in range(1, 10):
-        budget.invest(256.0)  # after a loss nothing is advanced
+        budget.advance(256.0)  # after a loss nothing is advanced
         lost += spend_all(budget, cost, 256)
         assert lost <= max(0.04, 0.02 * num_answers) * 256 + cost
 
@@ -250,9 +250,9 @@ def test_drafts_that_have_earned_are_advanced_the_prompt_of_the_next_request() -
     budget.settle(1.0, 3.0, is_try=False)
     budget.add(-budget.balance)
     budget.begin_request(10.0, 5.0)
-    budget.invest(200.0)
+    budget.advance(200.0)
     assert budget.balance == pytest.approx(0.04 * 200)
-    budget.invest(100.0)
+    budget.advance(100.0)
     assert budget.balance == pytest.approx(0.04 * 200)
 
 

@@ -36,7 +36,7 @@ SHARE = 0.02
 _SHORT_ANSWER = 64  # iterations
 _MOST = 3.0  # iterations: what was earned long ago is no reason to lose more
 _LEAST_SHARE = SHARE / 8
-_INVESTED = 0.04  # of the time that a request is expected to take
+_ADVANCED = 0.04  # of the time that a request is expected to take
 _LOST, _EARNED = -2.0, 1.0  # iterations
 _MOST_LOST_AT_ONCE = -0.5  # iterations: a prompt to be read says nothing about the next drafts
 
@@ -67,15 +67,15 @@ class DraftBudget:
         self.most = _MOST + draft_prompt
         self.add(self.share * prompt)
 
-    def invest(self, expected: float) -> None:
-        """Advance a part of the time that a request is expected to take, unless drafts have lost.
+    def advance(self, expected: float) -> None:
+        """Add part of a request's expected time before it has passed, unless drafts have lost.
 
         The shares of that many iterations are then in the balance already.
         """
-        advance = _INVESTED * expected
-        if advance > self.balance and self.gained >= 0.0:
-            self.balance = advance
-            self.num_prepaid = max(self.num_prepaid, math.ceil(advance / self.share))
+        amount = _ADVANCED * expected
+        if amount > self.balance and self.gained >= 0.0:
+            self.balance = amount
+            self.num_prepaid = max(self.num_prepaid, math.ceil(amount / self.share))
 
     def pass_iteration(self) -> None:
         self.saved += self.share

@@ -1,4 +1,4 @@
-"""The part of a path that the draft model reads: its end, from a start on (docs/algorithm.md 5).
+"""The end of a path, the part that the draft model reads (docs/algorithm.md 5).
 
 A draft model needs no whole prompt: with the last 256 of a thousand tokens the draft of a real pair
 agrees with its target in 94 to 100 % of the tokens in which it agrees with the whole (lab/results).

@@ -44,7 +44,7 @@ Floats = NDArray[np.float64]
 _LAYERS_AHEAD = np.arange(LOOK_AHEAD + 1)
 _FIRST_WITHOUT = 3  # iterations before a setting's first draft: they tell the cost of one without
 _FIRST_TOKEN = 0.05  # of the time until the first token: most that a draft may add to it
-_SHORT_ANSWER = 32  # tokens; in shorter ones an iteration counts for more than the first token
+_FEW_TOKENS = 32  # tokens; in shorter ones an iteration counts for more than the first token
 _FIRST_ANSWER = 256  # most tokens that are expected of a setting's first answer
 _LEAST_TRY = 0.16  # iterations that a try is charged at least when the next one is planned
 _LONGEST_REST, _LONGEST_HOPELESS_REST = 16, 64  # iterations
@@ -117,7 +117,7 @@ class ThroughputDraftPolicy:
         self._budget = estimator.budget(costs.num_sharers)
         self._num_to_rest = self._num_iterations = 0
         self._has_begun = False  # an iteration: not while the policy rests
-        self._is_financed = False  # whether the request got its advance, or none
+        self._has_advance = False  # whether an advance was asked for
         self._now = _Draft()
         self._gains_ahead = np.zeros(LOOK_AHEAD + 1)  # seconds, of that many further layers
 
@@ -142,11 +142,11 @@ class ThroughputDraftPolicy:
             budget.begin_request(read / usual, prompt / usual)
         is_first = costs.are_learned and not estimator.num_learned
         may_call = not is_first or estimator.loop.num_plain >= _FIRST_WITHOUT
-        if not self._num_iterations and most_layers >= _SHORT_ANSWER:
+        if not self._num_iterations and most_layers >= _FEW_TOKENS:
             # The first token does not wait for the draft's prompt; an iteration is lost.
             may_call &= prompt <= max(_FIRST_TOKEN * self._target_seconds(), self._usual_call)
-        if may_call and not self._is_financed:
-            self._finance(most_layers + 1)
+        if may_call and not self._has_advance:
+            self._ask_for_advance(most_layers + 1)
         balance = budget.balance * usual
         num_left = most_layers + 1
         if unread[1]:  # few targets are longer than their source
@@ -172,13 +172,13 @@ class ThroughputDraftPolicy:
         self._now.may_call &= budget.believes_estimates or self._now.may_try
         self._now.worth = float(self._worth_of_more(1.0, num_rows)) + self._usual_call
 
-    def _finance(self, most_tokens: int) -> None:
-        """Let the budget advance a part of the request's time, if drafts are expected to pay."""
-        costs, estimator, self._is_financed = self._costs, self._estimator, True
+    def _ask_for_advance(self, most_tokens: int) -> None:
+        """Take an advance for the request if drafts are expected to pay."""
+        costs, estimator, self._has_advance = self._costs, self._estimator, True
         if costs.has_draft_model and expected_speed(costs, estimator) > 1.0:
             num_tokens = min(most_tokens, round(estimator.answer_length) or _FIRST_ANSWER)
             read = self._target_seconds() / costs.num_sharers
-            self._budget.invest(num_tokens + read / self._usual)
+            self._budget.advance(num_tokens + read / self._usual)
 
     def _refresh(self) -> None:
         costs, loop = self._costs, self._estimator.loop

@@ -14,7 +14,7 @@ using Bins = AcceptanceEstimator::Bins;
 
 constexpr double MOST = 3.0;  // iterations: what was earned long ago is no reason to lose more
 constexpr double LEAST_SHARE = DraftBudget::SHARE / 8;
-constexpr double INVESTED = 0.04;  // of the time that a request is expected to take
+constexpr double ADVANCED = 0.04;  // of the time that a request is expected to take
 constexpr double LOST = -2.0, EARNED = 1.0;  // iterations
 constexpr double MOST_LOST_AT_ONCE = -0.5;  // a prompt to be read says nothing of later drafts
 constexpr std::array<double, NUM_BINS - 1> GAP_EDGES = {0.05, 0.1, 0.2, 0.3, 0.45, 0.6, 0.8, 1.0,
@@ -77,11 +77,11 @@ void DraftBudget::begin_request(double prompt, double draft_prompt) {
     add(share * prompt);
 }
 
-void DraftBudget::invest(double expected) {
-    const double advance = INVESTED * expected;
-    if (advance <= balance || gained < 0.0) return;
-    balance = advance;
-    num_prepaid = std::max(num_prepaid, static_cast<int>(std::ceil(advance / share)));
+void DraftBudget::advance(double expected) {
+    const double amount = ADVANCED * expected;
+    if (amount <= balance || gained < 0.0) return;
+    balance = amount;
+    num_prepaid = std::max(num_prepaid, static_cast<int>(std::ceil(amount / share)));
 }
 
 void DraftBudget::pass_iteration() {

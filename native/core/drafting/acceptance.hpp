@@ -31,8 +31,8 @@ struct DraftBudget {
     bool has_earned() const;
     /// Add the share of a prompt, by its cost to the target and to the draft model.
     void begin_request(double prompt, double draft_prompt);
-    /// Advance a part of the time that a request is expected to take, unless drafts have lost.
-    void invest(double expected);
+    /// Add part of a request's expected time before it has passed, unless drafts have lost.
+    void advance(double expected);
     void pass_iteration();
     /// Add earnings less their cost, which may be negative.
     void add(double earned);

@@ -18,7 +18,7 @@ constexpr std::int64_t FIRST_WITHOUT = 3;  // before a setting's first draft: th
 constexpr double LEAST_TRY = 0.16;  // that a try is charged at least when the next one is planned
 constexpr double LONGEST_REST = 16, LONGEST_HOPELESS_REST = 64;
 constexpr double LONGEST_FREE_REST = 7;  // if drafts cost no call: copies appear without notice
-constexpr std::size_t SHORT_ANSWER = 32;  // tokens, of which an iteration is much
+constexpr std::size_t FEW_TOKENS = 32;   // tokens, of which an iteration is much
 constexpr double FIRST_TOKEN = 0.05;  // of the time until it: most that a draft may add
 constexpr std::size_t FIRST_ANSWER = 256;  // most tokens that are expected of a first answer
 constexpr double CHEAP = 0.5;  // if layers cost less, a try that agrees is not charged
@@ -85,12 +85,12 @@ public:
         }
         const bool is_first = costs_.are_learned && !estimator_.num_learned;
         may_call_ = !is_first || estimator_.loop.num_plain >= FIRST_WITHOUT;
-        if (!num_iterations_ && most_layers >= SHORT_ANSWER) {
+        if (!num_iterations_ && most_layers >= FEW_TOKENS) {
             // The first token does not wait for the draft's prompt; an iteration is lost.
             const double most = FIRST_TOKEN * settings_.target_seconds();
             may_call_ = may_call_ && prompt <= std::max(most, usual_call_);
         }
-        if (may_call_ && !is_financed_) finance(most_layers + 1);
+        if (may_call_ && !has_advance_) ask_for_advance(most_layers + 1);
         token_seconds_ = costs_.row * estimator_.calls / estimator_.tokens;
         for (std::size_t i = 1; i <= LOOK_AHEAD; ++i) {
             powers_[i] = powers_[i - 1] + std::pow(estimator_.acceptance, static_cast<double>(i));
@@ -304,14 +304,14 @@ private:
         now_.worth = worth_of_more(1.0, now_.num_rows) + usual_call_;
     }
 
-    /// Let the budget advance a part of the request's time, if drafts are expected to pay.
-    void finance(std::size_t most_tokens) {
-        is_financed_ = true;
+    /// Take an advance for the request if drafts are expected to pay.
+    void ask_for_advance(std::size_t most_tokens) {
+        has_advance_ = true;
         if (!costs_.has_draft_model || expected_speed(costs_, estimator_) <= 1.0) return;
         const auto usual = static_cast<std::size_t>(std::nearbyint(estimator_.answer_length));
         const std::size_t num_tokens = std::min(most_tokens, usual ? usual : FIRST_ANSWER);
         const double read = settings_.target_seconds() / static_cast<double>(costs_.num_sharers);
-        budget_->invest(static_cast<double>(num_tokens) + read / usual_);
+        budget_->advance(static_cast<double>(num_tokens) + read / usual_);
     }
 
     /// Rest until the budget pays for a draft, or for part of the wait for a try.
@@ -461,7 +461,7 @@ private:
     DraftBudget* budget_;  // of the load when the iteration began
     std::size_t num_to_rest_ = 0, num_iterations_ = 0;
     bool has_begun_ = false;  // an iteration: not while the policy rests
-    bool is_financed_ = false;  // whether the request got its advance, or none
+    bool has_advance_ = false;  // whether an advance was asked for
     bool may_call_ = false;     // whether the draft model may be called
     double began_ = 0.0;
     Draft now_;

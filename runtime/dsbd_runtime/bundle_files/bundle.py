@@ -79,8 +79,8 @@ class Bundle:
     def context_length(self) -> int:
         """Most tokens of a prompt and its answer together: the context of the target.
 
-        If the draft reads the whole path (of features, a source, sound or pictures), the shorter
-        context of both. Other drafts read the end of a path (``DraftContext``).
+        With a draft that reads features, a source, sound or pictures it is the shorter context of
+        both, as such a draft reads the whole path. Other drafts read the end of a path (``DraftContext``).
         """
         target, draft = self.manifest.target, self.manifest.draft
         if draft is None or not (draft.reads_whole_path or target.given is not None):
