@@ -80,7 +80,7 @@ class Bundle:
         """Most tokens of a prompt and its answer together: the context of the target.
 
         With a draft that reads features, a source, sound or pictures it is the shorter context of
-        both, as such a draft reads the whole path. Other drafts read the end of a path (``DraftContext``).
+        both, as such a draft reads the whole path. Other drafts read its end (``DraftContext``).
         """
         target, draft = self.manifest.target, self.manifest.draft
         if draft is None or not (draft.reads_whole_path or target.given is not None):
