@@ -87,12 +87,14 @@ class DecodingConfig:
         min_beams, coupling: None if the width is fixed; if nothing is sampled.
     """
 
+    # Written by scripts/option_tables.py:
     strategy: str
     num_beams: int
+    num_return_sequences: int
+    length_penalty: float
+    early_stopping: bool | Literal["never"]
     coupling: Literal["gumbel", "rejection"] | None
     width_policy: Literal["fixed", "threshold"]
-    min_beams: int | None
-    accept_threshold: float
     drafter: Literal["model", "ngram", "model+ngram", "none"] | None
     predicted_text: str | None
     predicted_token_ids: tuple[int, ...]
@@ -100,6 +102,8 @@ class DecodingConfig:
     draft_length: int | None
     draft_beams: tuple[int, ...] | None
     draft_context: int | Literal["all", "auto"]
+    min_beams: int | None
+    accept_threshold: float
     memory: Literal["forest", "single"]
     replacement: bool
     temperature: float
@@ -107,6 +111,13 @@ class DecodingConfig:
     top_p: float
     min_p: float
     typical_p: float
+    seed: int | None
+    max_new_tokens: int
+    min_new_tokens: int
+    stop_strings: tuple[str, ...]
+    eos_token_id: tuple[int, ...] | None
+    forced_eos_token_id: int | None
+    forced_bos_token_id: int | None
     repetition_penalty: float
     presence_penalty: float
     frequency_penalty: float
@@ -119,25 +130,16 @@ class DecodingConfig:
     no_timestamps_token_id: int | None
     max_initial_timestamp_index: int | None
     last_timestamp_token_id: int | None
-    min_new_tokens: int
-    forced_bos_token_id: int | None
-    forced_eos_token_id: int | None
-    constraint: Any
     logits_processors: tuple[Any, ...]
     scorers: tuple[Any, ...]
-    max_new_tokens: int
-    seed: int | None
-    num_return_sequences: int
-    length_penalty: float
-    early_stopping: bool | Literal["never"]
-    joint_threshold: float
-    joint_tokens: int
-    joint_beams: int
-    stop_strings: tuple[str, ...]
-    eos_token_id: tuple[int, ...] | None
+    constraint: Any
     top_logprobs: int
     prompt_logprobs: bool
     skip_special_tokens: bool
+    joint_threshold: float
+    joint_tokens: int
+    joint_beams: int
+    # End of what it writes.
 
     def __init__(self, /, **options: Unpack[DecodingOptions]) -> None:
         self._set(resolved_options(options))

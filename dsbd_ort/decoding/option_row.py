@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any, Literal
 
 from dsbd_ort.decoding.option_values import Domain
-from dsbd_ort.decoding.strategies import STRATEGIES, Strategy
+from dsbd_ort.decoding.strategies import STRATEGIES, Strategy, named_strategy
 
 MOST_NODES = 16_384  # of a forest, whose mask has a cell for every pair of nodes
 USUAL_THRESHOLD = 0.7
@@ -26,11 +26,21 @@ class Chosen(SimpleNamespace):
 
 @dataclass(frozen=True)
 class Condition:
-    """A condition without which an option means nothing."""
+    """A condition without which an option means nothing.
 
-    option: str  # which decides
-    is_met: Callable[[Any], bool]
-    remedy: str  # its value to use instead, for a message
+    option: which decides. remedy: its value to use instead, for a message.
+    among: the values with which it is met. unless: those with which it is not, if ``among`` is
+        None.
+    """
+
+    option: str
+    remedy: str
+    among: tuple[Any, ...] | None = None
+    unless: tuple[Any, ...] = ()
+
+    def is_met(self, options: Any) -> bool:
+        value = getattr(options, self.option)
+        return value not in self.unless if self.among is None else value in self.among
 
 
 @dataclass(frozen=True)
@@ -79,44 +89,78 @@ class OptionRow:
         return self.neutral(options) if callable(self.neutral) else self.neutral
 
 
-HAS_BEAMS = Condition("strategy", lambda o: o.row.has_beams, "one with beams such as dsbd")
-HAS_DRAFT = Condition("strategy", lambda o: o.row.has_draft, "one with a draft such as dsbd")
-HAS_DRAFT_TREE = Condition(
-    "strategy", lambda o: o.row.has_draft_tree, "one that drafts a tree such as tree-speculative"
+def _of_strategies(is_met: Callable[[Strategy], bool], remedy: str) -> Condition:
+    among = tuple(name for name, strategy in STRATEGIES.items() if is_met(strategy))
+    return Condition("strategy", remedy, among)
+
+
+_WITH_BEAMS, _THAT_SAMPLES = "one with beams such as dsbd", "one that samples such as dsbd"
+HAS_BEAMS = _of_strategies(lambda row: row.has_beams, _WITH_BEAMS)
+HAS_DRAFT = _of_strategies(lambda row: row.has_draft, "one with a draft such as dsbd")
+HAS_DRAFT_TREE = _of_strategies(
+    lambda row: row.has_draft_tree, "one that drafts a tree such as tree-speculative"
 )
-SAMPLES = Condition("strategy", lambda o: o.row.rule == "sample", "one that samples such as dsbd")
-SEVERAL_DRAWS = Condition(
-    "strategy", lambda o: o.row.has_beams or o.row.has_draft_tree, "one with beams such as dsbd"
-)
-NO_SEARCH = Condition("strategy", lambda o: o.row.rule != "search", "one that samples such as dsbd")
-MJSD = Condition("strategy", lambda o: o.row.rule == "joint", "mjsd")
-MJGD = Condition("strategy", lambda o: o.row.rule == "joint-greedy", "mjgd")
-DSBD = Condition(
-    "strategy", lambda o: o.row.rule == "sample" and o.row.has_draft and o.row.has_beams, "dsbd"
-)
-FREE_OF_THE_DRAFT = Condition(
-    "strategy",
-    lambda o: o.row.has_draft and o.row.rule in ("sample", "search"),
+SAMPLES = _of_strategies(lambda row: row.rule == "sample", _THAT_SAMPLES)
+SEVERAL_DRAWS = _of_strategies(lambda row: row.has_beams or row.has_draft_tree, _WITH_BEAMS)
+NO_SEARCH = _of_strategies(lambda row: row.rule != "search", _THAT_SAMPLES)
+MJSD = _of_strategies(lambda row: row.rule == "joint", "mjsd")
+MJGD = _of_strategies(lambda row: row.rule == "joint-greedy", "mjgd")
+DSBD = _of_strategies(lambda row: row.rule == "sample" and row.has_draft and row.has_beams, "dsbd")
+FREE_OF_THE_DRAFT = _of_strategies(
+    lambda row: row.has_draft and row.rule in ("sample", "search"),
     "one whose output need not depend on its draft, such as dsbd",
 )
-DRAFTING = Condition("drafter", lambda o: o.drafter != "none", "'model' or 'ngram'")
+DRAFTING = Condition("drafter", "'model' or 'ngram'", unless=("none",))
 DRAFTED_BY_MODEL = Condition(
-    "drafter", lambda o: o.drafter in (None, "model", "model+ngram"), "'model' or 'model+ngram'"
+    "drafter", "'model' or 'model+ngram'", among=(None, "model", "model+ngram")
 )
-DRAFTED_LAYERS = Condition("draft_length", lambda o: o.draft_length != 0, "at least 1")
-_THRESHOLD = Condition("width_policy", lambda o: o.width_policy == "threshold", "'threshold'")
-DYNAMIC_WIDTH = (DSBD, _THRESHOLD, DRAFTED_LAYERS)
-EVERY_BEAM = Condition("memory", lambda o: o.memory == "forest", "'forest'")
+BY_NGRAMS = Condition("drafter", "'ngram' or 'model+ngram'", among=(None, "ngram", "model+ngram"))
+DRAFTED_LAYERS = Condition("draft_length", "at least 1", unless=(0,))
+THRESHOLD = Condition("width_policy", "'threshold'", among=("threshold",))
+DYNAMIC_WIDTH = (DSBD, THRESHOLD, DRAFTED_LAYERS)
+EVERY_BEAM = Condition("memory", "'forest'", among=("forest",))
 HAS_TIMES = Condition(
-    "no_timestamps_token_id",
-    lambda o: o.no_timestamps_token_id is not None,
-    "the token before the times of a speech model",
+    "no_timestamps_token_id", "the token before the times of a speech model", unless=(None,)
 )
+
+
+def is_cold(options: Chosen) -> bool:
+    """Return whether temperature 0 is given: nothing is drawn."""
+    return bool(options.is_cold)
+
+
+def is_predicted(options: Chosen) -> bool:
+    """Return whether a text is given that the output is expected to repeat."""
+    return bool(options.predicted_text or options.predicted_token_ids)
+
+
+def usual_strategy(options: Chosen) -> str:
+    """Return dsbd, at temperature 0 its counterpart."""
+    return named_strategy("dsbd", is_cold=options.is_cold)
+
+
+def usual_drafter(options: Chosen) -> str | None:
+    """Return the model, with a predicted text n-grams too; without one n-grams. None: open."""
+    if options.has_draft is None:
+        return None
+    if not options.has_draft:
+        return "ngram"
+    return "model+ngram" if is_predicted(options) else "model"
+
+
+def undrafted(options: Chosen) -> tuple[str]:
+    """Return the value of drafter of a strategy that cannot choose."""
+    return ("model" if options.row.has_draft else "none",)
 
 
 def half_width(options: Chosen) -> int:
     """Return half of num_beams, the default of min_beams."""
     return max(1, int(options.num_beams) // 2)
+
+
+def fixed_width(options: Chosen) -> tuple[int | None, ...]:
+    """Return the values of min_beams if the width does not change."""
+    return None, options.num_beams, half_width(options)
 
 
 def usual_width_policy(options: Chosen) -> str:
@@ -138,6 +182,13 @@ def usual_draft_policy(options: Chosen) -> str | None:
     if has_shape or depends_on_draft(options):
         return "fixed"
     return {True: "throughput", False: "fixed", None: None}[options.costs_are_known]
+
+
+def usual_draft_length(options: Chosen) -> int | None:
+    """Return the layers of a drafted forest, or their limit; None as long as that is open."""
+    if options.draft_policy is None:
+        return None
+    return 4 if options.draft_policy == "fixed" else 16 if is_predicted(options) else 8
 
 
 def usual_draft_beams(options: Chosen) -> int | None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from dsbd_ort.decoding.errors import ConfigError
 from dsbd_ort.decoding.option_row import (
+    BY_NGRAMS,
     DRAFTED_BY_MODEL,
     DRAFTED_LAYERS,
     DRAFTING,
@@ -31,12 +32,17 @@ from dsbd_ort.decoding.option_row import (
     SEVERAL_DRAWS,
     USUAL_THRESHOLD,
     Chosen,
-    Condition,
     OptionRow,
+    fixed_width,
     half_width,
+    is_cold,
     one_path,
+    undrafted,
     usual_draft_beams,
+    usual_draft_length,
     usual_draft_policy,
+    usual_drafter,
+    usual_strategy,
     usual_width_policy,
 )
 from dsbd_ort.decoding.option_values import (
@@ -53,7 +59,7 @@ from dsbd_ort.decoding.option_values import (
     did_you_mean,
     shown,
 )
-from dsbd_ort.decoding.strategies import STRATEGIES, named_strategy
+from dsbd_ort.decoding.strategies import STRATEGIES
 
 MOST_BEAMS = MOST_LAYERS = 1024
 USUAL_BEAMS = 4
@@ -64,26 +70,18 @@ _TOKENS = Wholes(Whole(0, _MOST), 65_536, is_ordered=False, noun="token id", is_
 _TOKEN = Whole(0, _MOST)
 _FLAG = OneOf((False, True))
 
-_BY_NGRAMS = Condition(
-    "drafter", lambda o: o.drafter in (None, "ngram", "model+ngram"), "'ngram' or 'model+ngram'"
-)
-
 _Processor = functools.partial(OptionRow, is_processor=True)
 _Warping = functools.partial(OptionRow, needs=(NO_SEARCH,), of_model="any")
 _Predicted = functools.partial(
-    OptionRow, needs=(FREE_OF_THE_DRAFT, _BY_NGRAMS), is_set_by_server=False
+    OptionRow, needs=(FREE_OF_THE_DRAFT, BY_NGRAMS), is_set_by_server=False
 )
-
-
-def _is_predicted(options: Chosen) -> bool:
-    return bool(options.predicted_text or options.predicted_token_ids)
 
 
 OPTIONS_BY_SECTION: dict[str, dict[str, OptionRow]] = {
     "Strategy and beams": {
         "strategy": OptionRow(
             OneOf(tuple(STRATEGIES), is_quoted=False),
-            lambda o: named_strategy("dsbd", is_cold=o.is_cold),
+            usual_strategy,
             f"One of {', '.join(STRATEGIES)} [dsbd, of dsbd-serve speculative; at temperature 0 "
             "the counterpart that draws nothing].",
             is_usual=True,
@@ -139,16 +137,12 @@ OPTIONS_BY_SECTION: dict[str, dict[str, OptionRow]] = {
         ),
         "drafter": OptionRow(
             OneOf(("model", "ngram", "model+ngram", "none")),
-            lambda o: {
-                True: "model+ngram" if _is_predicted(o) else "model",
-                False: "ngram",
-                None: None,
-            }[o.has_draft],
+            usual_drafter,
             "What drafts: model; ngram (no model: what followed the last tokens earlier in this "
             "text and in others); model+ngram (n-grams only for long repetitions); none "
             "[model, with a predicted text model+ngram; ngram if the bundle has no draft].",
             needs=(FREE_OF_THE_DRAFT,),
-            neutral=lambda o: ("model" if o.row.has_draft else "none",),
+            neutral=undrafted,
         ),
         "predicted_text": _Predicted(
             Text(),
@@ -175,11 +169,7 @@ OPTIONS_BY_SECTION: dict[str, dict[str, OptionRow]] = {
         ),
         "draft_length": OptionRow(
             Whole(0, MOST_LAYERS),
-            lambda o: {
-                "fixed": 4,
-                "throughput": 16 if _is_predicted(o) else 8,
-                None: None,
-            }[o.draft_policy],
+            usual_draft_length,
             "Layers of a drafted forest [4; throughput: at most 8, 16 with a predicted text].",
             needs=(HAS_DRAFT, DRAFTING),
             neutral=(0,),
@@ -206,7 +196,7 @@ OPTIONS_BY_SECTION: dict[str, dict[str, OptionRow]] = {
             half_width,
             "Fewest beams that threshold keeps [half of num_beams].",
             needs=DYNAMIC_WIDTH,
-            neutral=lambda o: (None, o.num_beams, half_width(o)),
+            neutral=fixed_width,
         ),
         "accept_threshold": OptionRow(
             Number(0.0, 1.0),
@@ -240,21 +230,21 @@ OPTIONS_BY_SECTION: dict[str, dict[str, OptionRow]] = {
             Whole(0, _MOST, off=-1),
             0,
             "Draw from the k most probable tokens; 0 or -1: from all.",
-            is_redundant=lambda o: o.is_cold,
+            is_redundant=is_cold,
             is_usual=True,
         ),
         "top_p": _Warping(
             Number(0.0, 1.0, is_open=True),
             1.0,
             "Draw from the smallest set of tokens of this probability; 1: from all.",
-            is_redundant=lambda o: o.is_cold,
+            is_redundant=is_cold,
             is_usual=True,
         ),
         "min_p": _Warping(
             Number(0.0, 1.0),
             0.0,
             "Draw from tokens of at least this share of the best token's probability.",
-            is_redundant=lambda o: o.is_cold,
+            is_redundant=is_cold,
         ),
         "typical_p": _Warping(
             Number(0.0, 1.0, is_open=True),

@@ -14,13 +14,12 @@ using options::shown;
 using enum options::Option;
 
 constexpr int MOST_NESTED = 100;
-constexpr std::size_t MOST_NODES = 16'384;  // of a forest, whose mask has a cell for every pair
 
 template <class T>
-void take(const Json& value, T& field) {
+void take(options::Option option, const Json& value, T& field) {
     if (value.is_null()) return;
     if constexpr (std::is_enum_v<T>) {
-        const std::vector<Json> choices = options::choices_of(T());
+        const std::vector<Json>& choices = options::choices_of(option);
         field = static_cast<T>(std::ranges::find(choices, value) - choices.begin());
     } else if constexpr (std::is_same_v<T, Uint128>) {
         field = value.get<std::uint64_t>();
@@ -31,8 +30,8 @@ void take(const Json& value, T& field) {
     }
 }
 template <class T>
-void take(const Json& value, std::optional<T>& field) {
-    if (!value.is_null()) take(value, field.emplace());
+void take(options::Option option, const Json& value, std::optional<T>& field) {
+    if (!value.is_null()) take(option, value, field.emplace());
 }
 
 std::int64_t smallest_width(const Chosen& o) {
@@ -93,9 +92,9 @@ void check_draft_beams(const Chosen& o) {
                     "lower min_beams with width_policy 'threshold'");
     }
     const auto sum = std::accumulate(widths.begin(), widths.end(), std::int64_t{0});
-    if (sum > static_cast<std::int64_t>(MOST_NODES)) {
+    if (sum > options::MOST_NODES) {
         throw Error("draft_beams and draft_length make a forest of " + std::to_string(sum) +
-                    " candidates; expected at most " + std::to_string(MOST_NODES) +
+                    " candidates; expected at most " + std::to_string(options::MOST_NODES) +
                     ": lower one of them");
     }
 }
@@ -145,12 +144,12 @@ DecodingConfig settled(Chosen chosen, bool has_draft, bool costs_are_known) {
     }
     DecodingConfig config;
     config.row = &chosen.row();
-#define OPTION(name, ...) take(chosen[Option::name], config.name);
+#define OPTION(name, ...) take(Option::name, chosen[Option::name], config.name);
 #define PROCESSOR OPTION
 #define OTHER_OPTION(name, ...)
 #include "options.inc"
     if (const Json& trie = chosen[constraint]; !trie.is_null()) {
-        take(trie["trie"], config.trie_file);
+        config.trie_file = trie["trie"];
         config.trie_end = trie.value("end", "");
     }
     return config;

@@ -8,15 +8,10 @@ namespace dsbd {
 
 class Constraint;
 
-enum class Coupling : std::uint8_t { gumbel, rejection };
-enum class WidthPolicy : std::uint8_t { fixed, threshold };
-enum class DrafterKind : std::uint8_t { model, ngram, model_and_ngram, none };
-enum class PolicyKind : std::uint8_t { fixed, throughput };
-enum class Memory : std::uint8_t { forest, single };
-enum class EarlyStopping : std::uint8_t { no, yes, never };
-
 /// Sizes of the draft's context: the whole path, and the one that is expected to save most time.
 inline constexpr std::size_t WHOLE_CONTEXT = std::size_t{1} << 31, AUTO_CONTEXT = 0;
+
+#include "option_fields.inc"
 
 /// What is known when options are resolved.
 struct Surroundings {
@@ -24,60 +19,13 @@ struct Surroundings {
     bool has_draft = true;        // whether there is a draft model
 };
 
-/// The options of one request; docs/run.md explains each. Nothing about drafting is left open.
-struct DecodingConfig {
+/// The options of one request; nothing about drafting is left open.
+struct DecodingConfig : DecodingOptions {
     const Strategy* row = &STRATEGIES[0];  // the strategy; never null
-    std::size_t num_beams = 4;
-    std::optional<Coupling> coupling;  // none if nothing is sampled
-    WidthPolicy width_policy = WidthPolicy::fixed;
-    std::optional<std::size_t> min_beams;  // none if the width is fixed
-    double accept_threshold = 0.7;
-    DrafterKind drafter = DrafterKind::none;
-    std::string predicted_text;  // whoever has a tokenizer makes it predicted_token_ids
-    Ints predicted_token_ids;
-    PolicyKind draft_policy = PolicyKind::fixed;
-    std::size_t draft_length = 0;
-    std::vector<std::size_t> draft_beams;  // (draft_length,) candidates W_S of every layer
-    std::size_t draft_context = AUTO_CONTEXT;  // tokens at the end of a path that the draft reads
-    Memory memory = Memory::forest;
-    bool replacement = false;
-    double temperature = 1.0;
-    std::size_t top_k = 0;  // 0: all tokens
-    double top_p = 1.0;
-    double min_p = 0.0;
-    double typical_p = 1.0;
-    double repetition_penalty = 1.0;
-    double presence_penalty = 0.0;
-    double frequency_penalty = 0.0;
-    std::size_t no_repeat_ngram_size = 0;
-    std::size_t encoder_no_repeat_ngram_size = 0;
-    std::vector<Ints> bad_words_ids;
-    std::vector<std::pair<std::int64_t, double>> logit_bias;  // by token id
-    Ints suppress_tokens;
-    Ints begin_suppress_tokens;
-    std::optional<std::int64_t> no_timestamps_token_id;
-    std::optional<std::int64_t> max_initial_timestamp_index;
-    std::optional<std::int64_t> last_timestamp_token_id;
-    std::size_t min_new_tokens = 0;
-    std::optional<std::int64_t> forced_bos_token_id;
-    std::optional<std::int64_t> forced_eos_token_id;
     std::string trie_file;  // of the option constraint, {"trie": FILE}; empty: none
     std::string trie_end;   // "leaf" or "eos"; empty: as the file says
     std::shared_ptr<const Constraint> constraint;  // set by whoever opens the file; then
                                                    // `end_after` its longest path
-    std::size_t max_new_tokens = 64;
-    std::optional<Uint128> seed;  // none: a random one
-    std::size_t num_return_sequences = 1;
-    double length_penalty = 1.0;
-    EarlyStopping early_stopping = EarlyStopping::no;
-    double joint_threshold = 0.1;
-    std::size_t joint_tokens = 4;
-    std::size_t joint_beams = 4;
-    std::vector<std::string> stop_strings;
-    std::optional<Ints> eos_token_id;  // none: the model's own, which whoever knows them sets
-    std::size_t top_logprobs = 0;
-    bool prompt_logprobs = false;
-    bool skip_special_tokens = true;
 
     /// Whether anything proposes layers.
     bool drafts() const { return row->has_draft && drafter != DrafterKind::none; }

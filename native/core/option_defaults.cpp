@@ -12,6 +12,7 @@ namespace dsbd {
 using options::Json;
 using options::OfModel;
 using options::OptionRow;
+using options::Values;
 
 namespace {
 
@@ -68,29 +69,7 @@ void add_lengths_of_targets(Json& content, const BundleFacts& facts) {
 /// change nothing.
 const Json& unread_fields() {
     static const Json fields = {
-        {"forced_bos_token_id", {nullptr}},  // this, the next and max_length: of a decoder
-        {"forced_eos_token_id", {nullptr}},
-        {"max_length", {nullptr, 0, 20}},  // 20 was the default of transformers
-        {"constraints", {nullptr, Json::array()}},
-        {"diversity_penalty", {nullptr, 0}},
-        {"dola_layers", {nullptr}},
-        {"encoder_repetition_penalty", {nullptr, 1}},
-        {"epsilon_cutoff", {nullptr, 0}},
-        {"eta_cutoff", {nullptr, 0}},
-        {"exponential_decay_length_penalty", {nullptr}},
-        {"force_words_ids", {nullptr, Json::array()}},
-        {"guidance_scale", {nullptr, 1}},
-        {"max_time", {nullptr}},
-        {"num_beam_groups", {nullptr, 1}},
-        {"num_return_sequences", {nullptr, 1}},
-        {"penalty_alpha", {nullptr, 0}},
-        {"remove_invalid_values", {nullptr, false}},
-        {"renormalize_logits", {nullptr, false}},
-        {"sequence_bias", {nullptr, Json::object(), Json::array()}},
-        {"stop_strings", {nullptr, Json::array()}},
-        {"token_healing", {nullptr, false}},
-        {"top_h", {nullptr}},
-        {"watermarking_config", {nullptr}},
+#include "unread_fields.inc"
     };
     return fields;
 }

@@ -6,62 +6,15 @@
 #include "error.hpp"
 
 namespace dsbd::options {
-namespace {
 
 using enum Option;
 using enum OfModel;
-using Values = std::vector<Json>;
-using Given = const Chosen&;
 
-constexpr std::int64_t MOST = (std::int64_t{1} << 31) - 1;
-constexpr std::int64_t MOST_BEAMS = 1024, MOST_LAYERS = 1024, MOST_NODES = 16'384;
-constexpr double USUAL_THRESHOLD = 0.7, LARGEST = std::numeric_limits<double>::max();
+#include "conditions.inc"
 
-bool is_drafting_free(const Strategy& row) {
-    return row.has_draft && (row.rule == Rule::sample || row.rule == Rule::search);
-}
-bool is_dsbd(const Strategy& row) {
-    return row.rule == Rule::sample && row.has_draft && row.has_beams;
-}
+namespace {
 
-const char* const WITH_BEAMS = "one with beams such as dsbd";
-const char* const THAT_SAMPLES = "one that samples such as dsbd";
-const Condition HAS_BEAMS{strategy, [](Given o) { return o.row().has_beams; }, WITH_BEAMS};
-const Condition HAS_DRAFT{strategy, [](Given o) { return o.row().has_draft; },
-                          "one with a draft such as dsbd"};
-const Condition HAS_DRAFT_TREE{strategy, [](Given o) { return o.row().has_draft_tree; },
-                               "one that drafts a tree such as tree-speculative"};
-const Condition SAMPLES{strategy, [](Given o) { return o.row().rule == Rule::sample; },
-                        THAT_SAMPLES};
-const Condition SEVERAL_DRAWS{
-    strategy, [](Given o) { return o.row().has_beams || o.row().has_draft_tree; }, WITH_BEAMS};
-const Condition MJSD{strategy, [](Given o) { return o.row().rule == Rule::joint; }, "mjsd"};
-const Condition MJGD{strategy, [](Given o) { return o.row().rule == Rule::joint_greedy; }, "mjgd"};
-const Condition DSBD{strategy, [](Given o) { return is_dsbd(o.row()); }, "dsbd"};
-const Condition FREE_OF_THE_DRAFT{strategy, [](Given o) { return is_drafting_free(o.row()); },
-                                  "one whose output need not depend on its draft, such as dsbd"};
-const Condition DRAFTING{drafter, [](Given o) { return o[drafter] != "none"; },
-                         "'model' or 'ngram'"};
-const Condition DRAFTED_BY_MODEL{drafter,
-                                 [](Given o) {
-                                     const Json& by = o[drafter];
-                                     return by.is_null() || by == "model" || by == "model+ngram";
-                                 },
-                                 "'model' or 'model+ngram'"};
-const Condition DRAFTED_LAYERS{draft_length, [](Given o) { return o[draft_length] != 0; },
-                               "at least 1"};
-const Condition THRESHOLD{width_policy, [](Given o) { return o[width_policy] == "threshold"; },
-                          "'threshold'"};
-const Condition EVERY_BEAM{memory, [](Given o) { return o[memory] == "forest"; }, "'forest'"};
-const Condition HAS_TIMES{no_timestamps_token_id,
-                          [](Given o) { return !o[no_timestamps_token_id].is_null(); },
-                          "the token before the times of a speech model"};
-const Condition BY_NGRAMS{drafter,
-                          [](Given o) {
-                              const Json& by = o[drafter];
-                              return by.is_null() || by == "ngram" || by == "model+ngram";
-                          },
-                          "'ngram' or 'model+ngram'"};
+constexpr double LARGEST = std::numeric_limits<double>::max();
 
 std::function<Values(const Chosen&)> always(Values values) {
     return [values = std::move(values)](const Chosen&) { return values; };
@@ -90,7 +43,8 @@ Json usual_drafter(const Chosen& o) {
 
 /// "threshold" if one of its options is given and it is possible.
 Json usual_width_policy(const Chosen& o) {
-    const bool is_given = !o[min_beams].is_null() || o[accept_threshold] != USUAL_THRESHOLD;
+    const bool is_given =
+        !o[min_beams].is_null() || o[accept_threshold] != row_of(accept_threshold).usual;
     const bool is_possible = o[draft_length] != 0 && o[draft_policy] != "throughput";
     return is_given && is_possible ? "threshold" : "fixed";
 }
@@ -127,21 +81,6 @@ Values one_path(const Chosen& o) {
     return layers.empty() ? Values{layers} : Values{layers, 1};
 }
 
-Values strategy_names() {
-    Values names;
-    for (const Strategy& each : STRATEGIES) names.push_back(std::string(each.name));
-    return names;
-}
-
-Wholes token_ids(std::size_t most_entries, bool is_cut = false) {
-    return {{0, MOST}, most_entries, "token id", true, is_cut};
-}
-
-OptionRow processor(OptionRow row) {
-    row.is_processor = true;
-    return row;
-}
-
 /// Return the value of an option that all above it in the table have been resolved for.
 Json resolved(const OptionRow& row, const Json& value, const Chosen& options) {
     const Condition* unmet = row.unmet(options);
@@ -175,9 +114,6 @@ Chosen resolved_all(Chosen chosen) {
 
 }  // namespace
 
-const Condition NO_SEARCH{strategy, [](Given o) { return o.row().rule != Rule::search; },
-                          THAT_SAMPLES};
-
 const Strategy& Chosen::row() const {
     return *find_strategy((*this)[strategy].get_ref<const std::string&>());
 }
@@ -197,7 +133,7 @@ Json OptionRow::read(const Json& value) const {
 const std::vector<OptionRow>& option_table() {
     static const std::vector<OptionRow> table = {
 #define OPTION(option, ...) {.name = #option, __VA_ARGS__},
-#define PROCESSOR(option, ...) processor({.name = #option, __VA_ARGS__}),
+#define PROCESSOR OPTION
 #define OTHER_OPTION OPTION
 #include "options.inc"
     };
@@ -205,6 +141,10 @@ const std::vector<OptionRow>& option_table() {
 }
 
 const OptionRow& row_of(Option option) { return option_table()[static_cast<std::size_t>(option)]; }
+
+const std::vector<Json>& choices_of(Option option) {
+    return row_of(option).domain.target<OneOf>()->choices;
+}
 
 Option option_named(const std::string& name) {
     const auto& table = option_table();

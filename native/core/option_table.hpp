@@ -12,7 +12,11 @@
 
 namespace dsbd::options {
 
-/// In the order of the table.
+inline constexpr std::int64_t MOST_NODES = 16'384;  // of a forest, whose mask has a cell a pair
+
+/// In the order of the table, in which they are resolved: what decides comes first. Each has the
+/// name of a field of DecodingConfig, except those of OTHER_OPTION. PROCESSOR: other values than the
+/// default change which tokens may follow.
 enum class Option : std::uint8_t {
 #define OPTION(name, ...) name,
 #define PROCESSOR OPTION
@@ -20,16 +24,6 @@ enum class Option : std::uint8_t {
 #include "options.inc"
     count
 };
-
-/// The values of an option by the number of its enumerator.
-inline std::vector<Json> choices_of(Coupling) { return {"gumbel", "rejection"}; }
-inline std::vector<Json> choices_of(WidthPolicy) { return {"fixed", "threshold"}; }
-inline std::vector<Json> choices_of(DrafterKind) {
-    return {"model", "ngram", "model+ngram", "none"};
-}
-inline std::vector<Json> choices_of(PolicyKind) { return {"fixed", "throughput"}; }
-inline std::vector<Json> choices_of(Memory) { return {"forest", "single"}; }
-inline std::vector<Json> choices_of(EarlyStopping) { return {false, true, "never"}; }
 
 /// The values of all options: resolved as far as the table was read, below that as given.
 struct Chosen {
@@ -46,9 +40,14 @@ struct Chosen {
 
 /// A condition without which an option means nothing.
 struct Condition {
-    Option option;  // which decides
-    bool (*is_met)(const Chosen&);
-    const char* remedy;  // its value to use instead, for a message
+    Option option;             // which decides
+    bool is_met_among;         // whether it is met with these values, or with all others
+    std::vector<Json> values;
+    const char* remedy;        // its value to use instead, for a message
+
+    bool is_met(const Chosen& chosen) const {
+        return is_among(values, chosen[option]) == is_met_among;
+    }
 };
 
 /// Whose generation_config.json may set an option; search: of any model, for searches with several
@@ -77,6 +76,8 @@ struct OptionRow {
 extern const Condition NO_SEARCH;
 const std::vector<OptionRow>& option_table();
 const OptionRow& row_of(Option option);
+/// The values of an option with a few, in the order of their enumerators.
+const std::vector<Json>& choices_of(Option option);
 /// Return the option of this name; Error: there is none.
 Option option_named(const std::string& name);
 

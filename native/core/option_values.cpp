@@ -93,6 +93,15 @@ std::string python(const Json& value, bool is_tuple = false) {
     return found + (!is_list ? '}' : is_tuple ? ')' : ']');
 }
 
+std::string listed(const std::vector<Json>& values, bool is_quoted) {
+    std::string names;
+    for (const Json& each : values) {
+        if (!names.empty()) names += ", ";
+        names += is_quoted ? python(each) : each.get<std::string>();
+    }
+    return names;
+}
+
 }  // namespace
 
 std::string shown(const Json& value, bool is_tuple) {
@@ -109,7 +118,7 @@ Json Whole::operator()(const std::string& name, const Json& value) const {
     if (!value.is_number_integer()) refuse(name, value, "a whole number");
     const bool is_huge = value.is_number_unsigned() && value.get<std::uint64_t>() > INT64_MAX;
     const auto whole = value.get<std::int64_t>();
-    if (has_off && whole == -1 && !is_huge) return least;
+    if (off == whole && !is_huge) return least;
     const bool is_low = whole < least && !is_huge;
     if (!is_low && whole <= most && !is_huge) return value;
     const std::string bound = std::to_string(is_low ? least : most);
@@ -155,16 +164,9 @@ Json Number::operator()(const std::string& name, const Json& value) const {
     return number;
 }
 
-Domain one_of(std::vector<Json> choices, bool is_quoted) {
-    return [choices = std::move(choices), is_quoted](const std::string& name, const Json& value) {
-        std::string names;
-        for (const Json& choice : choices) {
-            if (choice == value) return choice;
-            if (!names.empty()) names += ", ";
-            names += is_quoted ? python(choice) : choice.get<std::string>();
-        }
-        refuse(name, value, "one of " + names);
-    };
+Json OneOf::operator()(const std::string& name, const Json& value) const {
+    if (is_among(choices, value)) return value;
+    refuse(name, value, "one of " + listed(choices, is_quoted));
 }
 
 Json seed_number(const std::string& name, const Json& value) {
@@ -173,19 +175,18 @@ Json seed_number(const std::string& name, const Json& value) {
     refuse(name, value, "at most 18446744073709551615 in the native library");
 }
 
-Json context_size(const std::string& name, const Json& value) {
-    if (value == "all" || value == "auto") return value;
-    if (value.is_number_integer()) return Whole{1, MOST_TOKEN}(name, value);
-    refuse(name, value, "a whole number or one of 'all', 'auto'");
+Json WholeOrName::operator()(const std::string& name, const Json& value) const {
+    if (is_among(names, value)) return value;
+    if (value.is_number_integer()) return number(name, value);
+    refuse(name, value, "a whole number or one of " + listed(names, true));
 }
 
-Json any_text(const std::string& name, const Json& value) {
+Json Text::operator()(const std::string& name, const Json& value) const {
     if (!value.is_string()) refuse(name, value, "a text");
     return value;
 }
 
-Json stop_texts(const std::string& name, const Json& value) {
-    constexpr std::size_t most_texts = 256, most_characters = 4096;
+Json Texts::operator()(const std::string& name, const Json& value) const {
     if (!value.is_string() && !value.is_array()) refuse(name, value, "a text or a list of texts");
     const Json texts = value.is_string() ? Json::array({value}) : value;
     check_length(name, texts, most_texts);
@@ -210,8 +211,7 @@ Json stop_texts(const std::string& name, const Json& value) {
     return texts;
 }
 
-Json token_sequences(const std::string& name, const Json& value) {
-    constexpr std::size_t most_sequences = 4096, most_tokens = 256;
+Json TokenSequences::operator()(const std::string& name, const Json& value) const {
     if (!value.is_array() || value.size() > most_sequences) {
         const std::string most = std::to_string(most_sequences);
         refuse(name, value, "a list of at most " + most + " lists of token ids");
@@ -225,8 +225,7 @@ Json token_sequences(const std::string& name, const Json& value) {
     return read;
 }
 
-Json biases(const std::string& name, const Json& value) {
-    constexpr std::size_t most_tokens = 4096;
+Json Biases::operator()(const std::string& name, const Json& value) const {
     if (!value.is_structured() || value.size() > most_tokens) {
         refuse(name, value, "a mapping of at most " + std::to_string(most_tokens) +
                                 " token ids to numbers");
@@ -247,7 +246,7 @@ Json biases(const std::string& name, const Json& value) {
             throw Error(name + " has " + shown(pair, value.is_object()) +
                         "; expected a token id and a number");
         }
-        pairs.emplace_back(token_id(name, token), Number{-1e9, 1e9}(name, pair[1]));
+        pairs.emplace_back(token_id(name, token), bias(name, pair[1]));
     }
     std::sort(pairs.begin(), pairs.end());
     return pairs;

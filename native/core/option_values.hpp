@@ -11,6 +11,7 @@
 namespace dsbd::options {
 
 using Json = nlohmann::ordered_json;
+using Values = std::vector<Json>;
 
 /// (name, value) -> the value in its plain form.
 using Domain = std::function<Json(const std::string&, const Json&)>;
@@ -18,7 +19,7 @@ using Domain = std::function<Json(const std::string&, const Json&)>;
 /// A whole number from `least` to `most`.
 struct Whole {
     std::int64_t least, most;
-    bool has_off = false;  // whether -1 is read as `least`
+    std::optional<std::int64_t> off = {};  // another one that is read as `least`
 
     Json operator()(const std::string& name, const Json& value) const;
 };
@@ -43,18 +44,49 @@ struct Number {
     Json operator()(const std::string& name, const Json& value) const;
 };
 
-/// One of a few names or bools; is_quoted: whether a message quotes them.
-Domain one_of(std::vector<Json> choices, bool is_quoted = true);
-Json seed_number(const std::string& name, const Json& value);
-/// A whole number of tokens, "all" or "auto".
-Json context_size(const std::string& name, const Json& value);
-Json any_text(const std::string& name, const Json& value);
+/// One of a few names or bools.
+struct OneOf {
+    std::vector<Json> choices;
+    bool is_quoted = true;  // whether a message quotes them
+
+    Json operator()(const std::string& name, const Json& value) const;
+};
+
+/// A whole number, or one of a few names.
+struct WholeOrName {
+    Whole number;
+    std::vector<Json> names;
+
+    Json operator()(const std::string& name, const Json& value) const;
+};
+
+struct Text {
+    Json operator()(const std::string& name, const Json& value) const;
+};
+
 /// A text that a finished text may contain, or a list of them.
-Json stop_texts(const std::string& name, const Json& value);
+struct Texts {
+    std::size_t most_texts, most_characters;
+
+    Json operator()(const std::string& name, const Json& value) const;
+};
+
 /// A list of token sequences, or of single token ids.
-Json token_sequences(const std::string& name, const Json& value);
+struct TokenSequences {
+    std::size_t most_sequences, most_tokens;
+
+    Json operator()(const std::string& name, const Json& value) const;
+};
+
 /// A mapping of token ids to numbers: a list of pairs.
-Json biases(const std::string& name, const Json& value);
+struct Biases {
+    std::size_t most_tokens;
+    Number bias;
+
+    Json operator()(const std::string& name, const Json& value) const;
+};
+
+Json seed_number(const std::string& name, const Json& value);
 /// A trie's file and end, as {"trie": FILE, "end": "leaf" or "eos"}.
 Json trie(const std::string& name, const Json& value);
 /// An empty list: of an option that this library does not support.

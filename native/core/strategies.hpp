@@ -18,16 +18,7 @@ struct Strategy {
 };
 
 inline constexpr Strategy STRATEGIES[] = {
-    {"dsbd", Rule::sample, true, true, true, "speculative-beam-search"},
-    {"beam-sample", Rule::sample, false, true, false, "beam-search"},
-    {"speculative", Rule::sample, true, false, false, "speculative-beam-search"},
-    {"tree-speculative", Rule::sample, true, false, true, "speculative-beam-search"},
-    {"sample", Rule::sample, false, false, false, "greedy"},
-    {"speculative-beam-search", Rule::search, true, true, true},
-    {"beam-search", Rule::search, false, true},
-    {"greedy", Rule::search},
-    {"mjsd", Rule::joint, true, false, true},
-    {"mjgd", Rule::joint_greedy},
+#include "strategies.inc"
 };
 
 /// Return the strategy of this name, null if there is none.

@@ -16,10 +16,12 @@ namespace {
 
 using nlohmann::json;
 
+using dsbd::options::Option;
+
 template <class T>
-json json_of(const T& value) {
+json json_of(Option option, const T& value) {
     if constexpr (std::is_enum_v<T>) {
-        return dsbd::options::choices_of(T())[static_cast<std::size_t>(value)];
+        return dsbd::options::choices_of(option)[static_cast<std::size_t>(value)];
     } else if constexpr (std::is_same_v<T, dsbd::Uint128>) {
         return static_cast<std::uint64_t>(value);
     } else {
@@ -27,13 +29,13 @@ json json_of(const T& value) {
     }
 }
 template <class T>
-json json_of(const std::optional<T>& value) {
-    return value ? json_of(*value) : json();
+json json_of(Option option, const std::optional<T>& value) {
+    return value ? json_of(option, *value) : json();
 }
 
 json fields(const dsbd::DecodingConfig& config) {
     json found;
-#define OPTION(name, ...) found[#name] = json_of(config.name);
+#define OPTION(name, ...) found[#name] = json_of(Option::name, config.name);
 #define PROCESSOR OPTION
 #define OTHER_OPTION(name, ...)
 #include "options.inc"
