@@ -142,9 +142,10 @@ def table_of(
                 pipeline.generate(
                     chat(pipeline, problem) if are_chats else problem.prompt,
                     max_new_tokens=max_new_tokens,
+                    seed=number,
                     **options,
                 )
-                for problem in track(chosen, name, console=Console(stderr=True))
+                for number, problem in enumerate(track(chosen, name, console=Console(stderr=True)))
             ]
             texts = [result.sequences[0].text for result in results]
             num_tokens = sum(result.stats.num_output_tokens for result in results)

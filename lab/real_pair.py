@@ -6,10 +6,13 @@ lab/run real-pair export FOLDER         # FOLDER/pair: int8, and an int4 draft o
 lab/run real-pair calls FOLDER/pair     # milliseconds of calls, and what the draft gains by them
 lab/run real-pair requests FOLDER/pair  # seconds of whole requests, by the length of the prompt
 lab/run real-pair quality FOLDER/pair --execute  # pass@1 of HumanEval with its speed
+lab/run real-pair peers FOLDER          # other tools on the same weights, from their own files
 
 Every setting runs in a process of its own: the first request has no evidence and no cached rows.
 """  # noqa: D301
 
+import dataclasses
+import functools
 import inspect as python_inspect
 import json
 import re
@@ -25,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from tokenizers import Tokenizer
 
 from dsbd_ort import Pipeline
 from dsbd_ort.benchmark.advice import advise
@@ -32,6 +36,17 @@ from dsbd_ort.benchmark.bench_run import PROMPTS
 from lab import human_eval
 from lab.frame.own_process import in_own_process
 from lab.frame.page import BUNDLE, RESULTS, Page, writes
+from lab.peers.prepare import Pair
+from lab.peers.report import compare, tables_of
+from lab.peers.rounds import Plan
+from lab.peers.summary import Bar
+from lab.real_model.comparison import (
+    GREEDY_DRAFTED,
+    SEARCH_DRAFTED,
+    SPECULATIVE,
+    comparison_of,
+)
+from lab.real_model.gguf_files import requantized
 from scripts.document_sections import table
 
 PARTS = {  # GGUF files, Q4_K_M, in parts: the names of their packages
@@ -40,6 +55,29 @@ PARTS = {  # GGUF files, Q4_K_M, in parts: the names of their packages
 }
 LENGTHS = (40, 250, 1000, 4000)  # tokens of a chat, about
 NUM_REQUESTS = 5
+LLAMA_CPP_PRECISIONS = ("Q4_K_M", "Q8_0")
+OTHER_PRECISIONS = {
+    "transformers": ("fp32",),
+    "openvino-genai": ("int8",),
+    "onnxruntime-genai": ("int8",),
+}
+BARS = tuple(
+    Bar(ours=ours, peer=tool, run=run, precision=precision, aim=1.0, ours_precision="int8")
+    for tool, precisions, rows in (
+        ("llama.cpp", LLAMA_CPP_PRECISIONS, ("greedy, drafted", "sampling, drafted")),
+        *(
+            (tool, precisions, ("sampling, drafted", "beam search W=4"))
+            for tool, precisions in OTHER_PRECISIONS.items()
+        ),
+    )
+    for precision in precisions
+    for run in rows
+    for ours in {
+        "greedy, drafted": (GREEDY_DRAFTED,),
+        "sampling, drafted": (SPECULATIVE, "dsbd W=2"),
+        "beam search W=4": (SEARCH_DRAFTED, "dsbd W=4"),
+    }[run]
+)
 DRAFT_VOCAB = 32768
 _OF_PROBLEM, _LETTERS = 250, 3.6  # tokens of a chat about a problem; letters of a token
 KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # without and with a draft
@@ -158,6 +196,84 @@ def quality(page: Page, bundle: Path, execute: bool, num_problems: int, num_new:
     page.write(
         "quality", rows, f"{num_problems} problems, {num_new} new tokens at most", bundle.name
     )
+
+
+@main.command()
+@click.argument("folder", type=click.Path(exists=True, path_type=Path))
+@click.option("--bundle", default="pair", show_default=True, help="Ours, in FOLDER.")
+@click.option("--num-prompts", type=click.IntRange(1, NUM_REQUESTS), default=3, show_default=True)
+@click.option("--rounds", default=2, show_default=True)
+@click.option("--max-new-tokens", "num_new", default=64, show_default=True)
+@click.option("--tool", "tools", multiple=True, help="Tools to compare with [all].")
+@writes(RESULTS / "real_pair.md")
+def peers(
+    page: Page,
+    folder: Path,
+    bundle: str,
+    num_prompts: int,
+    rounds: int,
+    num_new: int,
+    tools: tuple[str, ...],
+) -> None:
+    """Write the speed of other tools on the chats of HumanEval, unless FOLDER/peers.json is there.
+
+    The likelihood of what they said is that under our int8 target.
+    """
+    file = folder / "peers.json"
+    target, draft = _checkpoints(folder)
+    questions = [chat[0]["content"] for chat in chats(_OF_PROBLEM)]
+    comparison = dataclasses.replace(
+        comparison_of(target, ("int8",), LLAMA_CPP_PRECISIONS, OTHER_PRECISIONS, questions),
+        section="peers",
+        bars=tuple(bar for bar in BARS if bar.peer in tools or not tools),
+    )
+    if file.exists():
+        page.wait = None
+    page.begin("peers")
+    if not file.exists():
+        tokenizer = Tokenizer.from_file(str(target / "tokenizer.json"))
+        report = compare(
+            comparison,
+            tools,
+            Pair(
+                target=target,
+                draft=draft,
+                bundle_of=lambda name: folder / ("gguf" if name.startswith("Q") else bundle),
+            ),
+            Plan(
+                prompts=comparison.prompts(tokenizer, num_prompts),
+                warm_up=comparison.warm_up(tokenizer),
+                max_new_tokens=num_new,
+                num_rounds=rounds,
+            ),
+            folder / "tools",
+            params="Qwen2.5-Coder",
+            is_busy=False,
+            threads=page.threads,
+            report=functools.partial(print, file=sys.stderr),
+        )
+        file.write_text(json.dumps(dataclasses.asdict(report), indent=1) + "\n")
+    page.write("peers", tables_of(json.loads(file.read_text()), comparison).splitlines())
+
+
+def _checkpoints(folder: Path) -> list[Path]:
+    """Return the models as folders that other tools read, made if missing, as are llama.cpp's."""
+    files, gguf = folder / "gguf", [folder / name for name in PARTS]
+    files.mkdir(exist_ok=True)
+    for file, name in zip(gguf, ("target-Q4_K_M.gguf", "draft.gguf"), strict=True):
+        if not (files / name).exists():
+            (files / name).symlink_to(file.resolve())
+    if not (files / "target-Q8_0.gguf").exists():
+        requantized(gguf[0], files / "target-Q8_0.gguf")
+    from lab.real_model.checkpoint_folder import (
+        write_checkpoint,
+    )  # takes torch, no other stage does
+
+    found = [folder / "checkpoints" / name for name in ("target", "draft")]
+    for source, checkpoint in zip(gguf, found, strict=True):
+        if not checkpoint.exists():
+            in_own_process(write_checkpoint, str(source), str(checkpoint))
+    return found
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Comparison of a chat model: ours in its precisions and other tools, on chats."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,11 @@ from lab.peers.summary import Bar
 SECTION = "real model, speed"
 PRECISIONS = ("fp32", "int8", "int8-dynamic", "int4")
 LLAMA_CPP_PRECISIONS = ("Q4_1", "Q8_0")
+OTHER_PRECISIONS: dict[str, tuple[str, ...]] = {
+    "transformers": ("fp32",),
+    "openvino-genai": ("fp32", "int8"),
+    "onnxruntime-genai": ("fp32", "int8"),
+}
 LLAMA_CPP_INSTALLS = (("xllamacpp==2026.10.11549",),)
 SAMPLED: dict[str, Any] = {"temperature": 0.7, "top_p": 0.9}
 _PLANNED = {"draft_policy": "throughput"}
@@ -82,7 +87,7 @@ def _llama_cpp(precision: str) -> tuple[PeerRun, ...]:
     )
 
 
-def _others() -> tuple[Peer, ...]:
+def _others(precisions_by_tool: Mapping[str, Sequence[str]]) -> tuple[Peer, ...]:
     """Return the tools of the other comparisons with the rows that chats have."""
     search = {"num_beams": 4}
     rows = (
@@ -91,11 +96,6 @@ def _others() -> tuple[Peer, ...]:
         ("sampling, drafted", "assisted", SAMPLED, SPECULATIVE),
         ("beam search W=4", "beam-search", search, SEARCH_DRAFTED),
     )
-    by_tool = {
-        "transformers": ("fp32",),
-        "openvino-genai": ("fp32", "int8"),
-        "onnxruntime-genai": ("fp32", "int8"),
-    }
     return tuple(
         peer_of(
             tool,
@@ -112,12 +112,18 @@ def _others() -> tuple[Peer, ...]:
                 for name, task, options, ours in rows
             ),
         )
-        for tool, precisions in by_tool.items()
+        for tool, precisions in precisions_by_tool.items()
     )
 
 
-def comparison_of(checkpoint: Path, precisions: Sequence[str]) -> Comparison:
-    """Return the comparison of our bundles in some precisions with all tools.
+def comparison_of(
+    checkpoint: Path,
+    precisions: Sequence[str],
+    llama_cpp_precisions: Sequence[str] = LLAMA_CPP_PRECISIONS,
+    other_precisions: Mapping[str, Sequence[str]] = OTHER_PRECISIONS,
+    questions: Sequence[str] = QUESTIONS,
+) -> Comparison:
+    """Return the comparison of our bundles in some precisions with all tools in theirs.
 
     checkpoint: has the chat template of the prompts.
     """
@@ -132,13 +138,13 @@ def comparison_of(checkpoint: Path, precisions: Sequence[str]) -> Comparison:
         runner="run_llama_cpp",
         source="bundle",
         installs=LLAMA_CPP_INSTALLS,
-        runs=tuple(run for precision in LLAMA_CPP_PRECISIONS for run in _llama_cpp(precision)),
+        runs=tuple(run for precision in llama_cpp_precisions for run in _llama_cpp(precision)),
     )
     return Comparison(
         name="real-model",
         section=SECTION,
-        peers=(ours, llama_cpp, *_others()),
-        prompts=chat_prompts(checkpoint, QUESTIONS),
+        peers=(ours, llama_cpp, *_others(other_precisions)),
+        prompts=chat_prompts(checkpoint, questions),
         warm_up=lambda tokenizer: chat_prompts(checkpoint, ("Hello",))(tokenizer, 1)[0],
         columns=(
             *("tool", "version", "precision", "what it did", "tokens/s", "tokens/iteration"),
@@ -156,7 +162,7 @@ def comparison_of(checkpoint: Path, precisions: Sequence[str]) -> Comparison:
                 aim=aim,
                 ours_precision="int8",
             )
-            for theirs in LLAMA_CPP_PRECISIONS
+            for theirs in llama_cpp_precisions
             for ours, aim in ((GREEDY_DRAFTED, 1.3), (SEARCH_DRAFTED, 1.0), ("dsbd W=4", 1.0))
         ),
         max_new_tokens=64,

@@ -97,7 +97,7 @@ def _write(
 ) -> None:
     """Write tensors with the metadata of another file, except keys with these beginnings."""
     partial = file.with_suffix(".partial")
-    writer = GGUFWriter(partial, "llama")
+    writer = GGUFWriter(partial, source.fields["general.architecture"].contents())
     for name, field in source.fields.items():
         if name != "general.architecture" and not name.startswith(left_out):
             kinds = field.types
