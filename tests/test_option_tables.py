@@ -1,4 +1,4 @@
-"""What scripts/option_tables.py writes is what the tables say."""
+"""Files that scripts/option_tables.py writes: they follow from the tables."""
 
 from scripts.option_tables import CONFIG, CORE, files
 
