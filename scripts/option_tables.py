@@ -120,7 +120,7 @@ def _conditions() -> Iterator[str]:
 
 
 def _options() -> Iterator[str]:
-    """Yield the rows; whoever includes them defines what they are, which holds for them alone."""
+    """Yield the rows, which are macros that whoever includes them defines."""
     for name, row in OPTION_TABLE.items():
         kind = "PROCESSOR" if row.is_processor else "OPTION"
         yield f"{'OTHER_OPTION' if name in NO_FIELDS else kind}({name}, {', '.join(_cells(name))})"

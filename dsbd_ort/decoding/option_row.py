@@ -130,17 +130,20 @@ def is_cold(options: Chosen) -> bool:
 
 
 def is_predicted(options: Chosen) -> bool:
-    """Return whether a text is given that the output is expected to repeat."""
+    """Return whether a predicted text is given, as text or as token ids."""
     return bool(options.predicted_text or options.predicted_token_ids)
 
 
 def usual_strategy(options: Chosen) -> str:
-    """Return dsbd, at temperature 0 its counterpart."""
+    """Return "dsbd", or its counterpart at temperature 0."""
     return named_strategy("dsbd", is_cold=options.is_cold)
 
 
 def usual_drafter(options: Chosen) -> str | None:
-    """Return the model, with a predicted text n-grams too; without one n-grams. None: open."""
+    """Return "ngram" without a draft model, "model+ngram" with a predicted text, else "model".
+
+    None as long as it is not known whether there is a draft model.
+    """
     if options.has_draft is None:
         return None
     if not options.has_draft:
@@ -149,7 +152,7 @@ def usual_drafter(options: Chosen) -> str | None:
 
 
 def undrafted(options: Chosen) -> tuple[str]:
-    """Return the value of drafter of a strategy that cannot choose."""
+    """Return the value of ``drafter`` for a strategy in which it cannot be chosen."""
     return ("model" if options.row.has_draft else "none",)
 
 

@@ -46,7 +46,7 @@ struct Number {
 
 /// One of a few names or bools.
 struct OneOf {
-    std::vector<Json> choices;
+    Values choices;
     bool is_quoted = true;  // whether a message quotes them
 
     Json operator()(const std::string& name, const Json& value) const;
@@ -55,11 +55,12 @@ struct OneOf {
 /// A whole number, or one of a few names.
 struct WholeOrName {
     Whole number;
-    std::vector<Json> names;
+    Values names;
 
     Json operator()(const std::string& name, const Json& value) const;
 };
 
+/// Any text.
 struct Text {
     Json operator()(const std::string& name, const Json& value) const;
 };
@@ -86,6 +87,7 @@ struct Biases {
     Json operator()(const std::string& name, const Json& value) const;
 };
 
+/// A whole number of at most 64 bits; Python takes seeds of 128.
 Json seed_number(const std::string& name, const Json& value);
 /// A trie's file and end, as {"trie": FILE, "end": "leaf" or "eos"}.
 Json trie(const std::string& name, const Json& value);

@@ -68,7 +68,7 @@ class DraftBudget:
         self.add(self.share * prompt)
 
     def advance(self, expected: float) -> None:
-        """Add part of a request's expected time before it has passed, unless drafts have lost.
+        """Add a share of a request's expected time at its start, unless drafts have lost.
 
         The shares of that many iterations are then in the balance already.
         """

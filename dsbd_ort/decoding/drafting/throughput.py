@@ -173,7 +173,7 @@ class ThroughputDraftPolicy:
         self._now.worth = float(self._worth_of_more(1.0, num_rows)) + self._usual_call
 
     def _ask_for_advance(self, most_tokens: int) -> None:
-        """Take an advance for the request if drafts are expected to pay."""
+        """Have the budget advance a share of the request, if drafts are expected to pay."""
         costs, estimator, self._has_advance = self._costs, self._estimator, True
         if costs.has_draft_model and expected_speed(costs, estimator) > 1.0:
             num_tokens = min(most_tokens, round(estimator.answer_length) or _FIRST_ANSWER)

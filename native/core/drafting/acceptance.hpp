@@ -31,7 +31,7 @@ struct DraftBudget {
     bool has_earned() const;
     /// Add the share of a prompt, by its cost to the target and to the draft model.
     void begin_request(double prompt, double draft_prompt);
-    /// Add part of a request's expected time before it has passed, unless drafts have lost.
+    /// Add a share of a request's expected time at its start, unless drafts have lost.
     void advance(double expected);
     void pass_iteration();
     /// Add earnings less their cost, which may be negative.
