@@ -46,8 +46,8 @@ class BundleRequests:
             bundle, reads_file=options.generation_config, of_chats=options.chat_defaults
         )
         self.defaults.log()
-        make_pool = functools.partial(NGramPool, options.ngram_pool)
-        self._pools = Recent(make_pool, MOST_CALLERS) if options.ngram_pool else None
+        self._most_of_pool = options.ngram_pool
+        self._pools: Recent[NGramPool] = Recent(MOST_CALLERS)
         vocab_size, ends = bundle.manifest.target.vocab_size, bundle.manifest.target.eos_token_ids
         self.constraints = ConstraintBinding(bundle.path / TOKENIZER_FILE, vocab_size, ends)
 
@@ -98,13 +98,18 @@ class BundleRequests:
             constraint=self.constraints.bound(
                 config.constraint, config.eos_ids, start.num_dropped_spaces
             ),
-            ngram_pool=self._pools.of(caller) if self._pools and config.has_ngram_drafter else None,
+            ngram_pool=self._pool_of(caller) if config.has_ngram_drafter else None,
             trace=trace,
             source=inputs.source,
             begin_token=self._begin_token(token_ids),
             copied_ids=inputs.copied_ids,
             allowed_mass=allowed_mass,
         )
+
+    def _pool_of(self, caller: str) -> NGramPool | None:
+        """Return the texts of a caller's earlier requests; None: they are not kept."""
+        size = self._most_of_pool
+        return self._pools.of(caller, lambda: NGramPool(size)) if size else None
 
     def _begin_token(self, token_ids: Sequence[int]) -> int | None:
         """Return the token that begins every text, if this prompt begins with it."""

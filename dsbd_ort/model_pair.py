@@ -90,8 +90,7 @@ class KeptRows:
 class Recent(Generic[T]):
     """Objects of the ``most`` latest used keys, made when they are missing; thread-safe."""
 
-    def __init__(self, make: Callable[[], T], most: int) -> None:
-        self._make = make
+    def __init__(self, most: int) -> None:
         self._most = most
         self._found: OrderedDict[Hashable, T] = OrderedDict()
         self._lock = threading.Lock()
@@ -101,9 +100,9 @@ class Recent(Generic[T]):
         """The keys that have an object, the latest used last."""
         return list(self._found)
 
-    def of(self, key: Hashable) -> T:
+    def of(self, key: Hashable, make: Callable[[], T]) -> T:
         with self._lock:
-            found = self._found[key] = self._found.pop(key, None) or self._make()
+            found = self._found[key] = self._found.pop(key, None) or make()
             if len(self._found) > self._most:
                 self._found.popitem(last=False)
             return found

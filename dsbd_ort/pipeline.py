@@ -7,6 +7,7 @@ import dataclasses
 import os
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Self, Unpack, cast, overload
 
@@ -104,7 +105,7 @@ class Pipeline:
         self._lock = RequestLock()
         self.reuses_prefix = options.prefix_cache
         self._rows = KeptRows(self._models, are_reused=options.prefix_cache)
-        self._estimators = Recent(AcceptanceEstimator, MOST_ESTIMATORS)
+        self._estimators: Recent[AcceptanceEstimator] = Recent(MOST_ESTIMATORS)
 
     @classmethod
     def from_bundle(cls, path: BundlePath, **options: Unpack[OpeningOptions]) -> Self:
@@ -370,10 +371,12 @@ class Pipeline:
 
     def planned(self, request: DecodingRequest) -> DecodingRequest:
         """Return the request with the costs and the acceptance estimator of its draft policy."""
-        config = request.config
+        config, draft = request.config, self.bundle.manifest.draft
         if config.draft_policy != "throughput":
             return request
-        estimator = self._estimators.of(drafting_setting(config))
+        agreement = None if draft is None or not config.has_draft_model else draft.agreement
+        new = partial(AcceptanceEstimator.of_pair, None if agreement is None else agreement.best)
+        estimator = self._estimators.of(drafting_setting(config), new)
         return dataclasses.replace(request, costs=self.costs, estimator=estimator)
 
     @contextlib.contextmanager

@@ -1,9 +1,12 @@
 """Target and draft of a pipeline: learned costs, acceptance estimators, kept cache rows."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 
 from dsbd_ort import Pipeline, Service
+from dsbd_ort.decoding.drafting.acceptance import AcceptanceEstimator
 from dsbd_ort.decoding.drafting.cost_curve import CostCurve, EngineCosts
 from dsbd_ort.decoding.drafting.ngram import NGramPool
 from dsbd_ort.model_pair import MOST_CALLERS, MOST_ESTIMATORS, Recent
@@ -96,19 +99,20 @@ def test_requests_of_one_setting_learn_together(pipeline):
     for _ in range(3):
         pipeline.generate("x", **{**OPTIONS, "max_new_tokens": 8})
     (setting,) = pipeline._estimators.keys
-    estimator = pipeline._estimators.of(setting)
-    assert pipeline._estimators.of(setting) is estimator
+    estimator = pipeline._estimators.of(setting, AcceptanceEstimator)
+    assert estimator.loop.num_plain + estimator.loop.num_drafted > 0
     pipeline.close()
 
 
 def test_texts_are_kept_for_each_caller_and_not_for_too_many():
-    texts = Recent(lambda: NGramPool(100), MOST_CALLERS)
-    first = texts.of("a")
-    assert first is not None and texts.of("a") is first
-    assert texts.of("b") is not first
+    texts: Recent[NGramPool] = Recent(MOST_CALLERS)
+    new = partial(NGramPool, 100)
+    first = texts.of("a", new)
+    assert texts.of("a", new) is first
+    assert texts.of("b", new) is not first
     for number in range(MOST_CALLERS):
-        texts.of(str(number))
-    assert texts.of("a") is not first
+        texts.of(str(number), new)
+    assert texts.of("a", new) is not first
 
 
 def test_texts_of_earlier_requests_are_drafted_from(demo_bundle):

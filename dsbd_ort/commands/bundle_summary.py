@@ -93,6 +93,7 @@ def _model_summary(bundle: Bundle, role: str) -> Summary:
         **fields("masks", "sliding_window", "features", "adapter"),
         unread_inputs=entry.unread_inputs or [],
         encoder=entry.encoder,
+        agreement=entry.agreement,
         source_bytes_per_token=row_bytes(entry.encoder.cross) if entry.encoder else 0,
         parity=Summary(
             measure=entry.parity.measure,

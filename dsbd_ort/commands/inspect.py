@@ -18,7 +18,7 @@ from dsbd_ort.commands.option_types import PATH
 from dsbd_ort.commands.options import argument, flag
 from dsbd_ort.option_defaults import OF_SEARCHES, WARPING, listed
 from dsbd_ort.results import json_text
-from dsbd_runtime.bundle_files.bundle import CacheEntry, open_bundle
+from dsbd_runtime.bundle_files.bundle import Agreement, CacheEntry, open_bundle
 from dsbd_runtime.bundle_files.draft_record import DraftRecord
 from dsbd_runtime.engine.providers import find_provider
 from dsbd_runtime.parts.cache_entries import AttentionRows, ConvolutionRows, RecurrentRows
@@ -46,6 +46,7 @@ The object that --json prints has these fields:
       is_shared (true: by the target's encoder),
       speech {sampling_rate, num_mels, languages, tasks, ...} (null except for a speech model)}
       (null except for an encoder-decoder),
+    agreement {num_tokens, best, overlap, best_four} of a draft (null if not measured),
     source_bytes_per_token,
     parity {measure, value, limit,
       accepted (null unless a person accepted a refused engine)}
@@ -260,6 +261,7 @@ def _model_cells(model: Summary) -> dict[str, str]:
         "key/value cache": "\n".join(f"{number} x {shape}" for shape, number in shapes.items()),
         "key/value bytes a token": f"{model.kv_bytes_per_token:,}",
         "in a full context": f"{model.kv_bytes_full_context:,}",
+        **_agreement_cells(model.agreement),
         **(
             {"in addition, a request or diverged beam": f"{model.kv_bytes_per_path:,}"}
             if model.kv_bytes_per_path
@@ -267,6 +269,15 @@ def _model_cells(model: Summary) -> dict[str, str]:
         ),
         f"parity: {parity.measure}": f"{parity.value:.1e} (limit {parity.limit:.0e})"
         + ("" if parity.accepted is None else f"\nREFUSED, accepted to {parity.accepted:.1e}"),
+    }
+
+
+def _agreement_cells(agreement: Agreement | None) -> dict[str, str]:
+    if agreement is None:
+        return {}
+    return {
+        "agreement with the target": f"{agreement.best:.0%} of {agreement.num_tokens} tokens, "
+        f"{agreement.best_four:.0%} in the four best, overlap {agreement.overlap:.2f}"
     }
 
 

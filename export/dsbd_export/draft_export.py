@@ -1,9 +1,12 @@
 """Export of a draft into an existing bundle, in place of its draft if it has one."""
 
+import dataclasses
+
 from dsbd_export.changed_bundle import changed_bundle
 from dsbd_export.checkpoints.adapter import report_adapter
 from dsbd_export.checkpoints.checkpoint import limited_threads
 from dsbd_export.config import DraftConfig
+from dsbd_export.gate.agreement import measured_agreement
 from dsbd_export.gate.text_checks import write_text_checks
 from dsbd_export.model_source import SourceOf
 from dsbd_export.opening import check_pair, kind_of, open_draft, source_of
@@ -61,6 +64,8 @@ def export_draft(
         if TEXT_CHECKS_FILE not in kept:  # an older version exported the target
             write_text_checks(folder, target.bos_token_id)
         entry = export_model(draft, folder, config, report, source_of, target=target)
+        agreement = measured_agreement(folder, target, entry, report)
+        entry = dataclasses.replace(entry, agreement=agreement)
         if place is not None:
             build_engines(folder, [target, entry], place, config.capacity, report=report)
         elif warning := _engine_warning(bundle, entry):

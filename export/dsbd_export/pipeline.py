@@ -24,6 +24,7 @@ from dsbd_export.checkpoints.checkpoint import Checkpoint, limited_threads
 from dsbd_export.checkpoints.checkpoint_files import convert_weights
 from dsbd_export.config import EXACT, FUSED, GROUPED, INT8_ROWS, ExportConfig, ModelOptions
 from dsbd_export.errors import ExportError
+from dsbd_export.gate.agreement import measured_agreement
 from dsbd_export.gate.parity import advice, measured_parity, parity_limit, refusal
 from dsbd_export.gate.refused_bundle import keep_refused
 from dsbd_export.gate.request_defaults import CheckDefaults, check_request_defaults
@@ -111,6 +112,8 @@ def export_bundle(
             draft_entry = export_model(
                 draft, folder, config.of_draft, report, source_of, target=target_entry
             )
+            agreement = measured_agreement(folder, target_entry, draft_entry, report)
+            draft_entry = replace(draft_entry, agreement=agreement)
         if place is not None:
             entries = list(entry_by_role(target_entry, draft_entry).values())
             build_engines(folder, entries, place, config.capacity, report=report)

@@ -120,7 +120,7 @@ ModelEntry entry_of(const JsonObject& json, bool is_older, bool is_draft, const 
                       "num_layers", "caches", "dtype", "quantization", "logits", "full_logits",
                       "masks", "sliding_window", "parity", "bit_exact", "features",
                       "unread_inputs", "adapter", "encoder", "given", "form", "native_text",
-                      is_older ? "kv" : "caches"},
+                      "agreement", is_older ? "kv" : "caches"},
                      made_by);
     if (json.has("given")) refuse(json.where(), "has given rows (sound or pictures in prompts)");
     ModelEntry entry;
@@ -147,6 +147,7 @@ ModelEntry entry_of(const JsonObject& json, bool is_older, bool is_draft, const 
     entry.features = features_of(json, is_draft);
     entry.encoder = encoder_of(json, entry.vocab_size, made_by);
     entry.native_text = native_text_of(json, made_by);
+    if (json.has("agreement")) entry.agreement = json.object("agreement").share("best");
     return entry;
 }
 

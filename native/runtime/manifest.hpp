@@ -71,6 +71,7 @@ struct ModelEntry {
     std::optional<FeatureEntry> features;
     std::optional<EncoderEntry> encoder;  // none: it reads no source
     std::optional<TextVerdict> native_text;  // of the target in bundles without text_checks.json
+    std::optional<double> agreement;  // how often a draft's best token is the target's
 
     EngineSpec spec() const;
     /// Bytes of one row of the caches that keep every row.

@@ -245,8 +245,11 @@ std::shared_ptr<AcceptanceEstimator> Pipeline::estimator(const DecodingConfig& c
         << ' ' << config.has_constraint() << ' ' << config.predicted_token_ids.empty() << ' '
         << config.temperature << ' ' << config.top_k << ' ' << config.top_p;
     const std::lock_guard lock(mutex_);
-    return recent(estimators_, key.str(), MOST_ESTIMATORS,
-                  [] { return std::make_shared<AcceptanceEstimator>(); });
+    return recent(estimators_, key.str(), MOST_ESTIMATORS, [&] {
+        const bool is_model = bundle_.draft && config.has_draft_model();
+        return std::make_shared<AcceptanceEstimator>(is_model ? bundle_.draft->agreement
+                                                              : std::nullopt);
+    });
 }
 
 std::size_t Pipeline::kv_bytes() const {

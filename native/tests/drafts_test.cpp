@@ -103,7 +103,10 @@ private:
 class PolicyReplay {
 public:
     explicit PolicyReplay(const json& given)
-        : costs_(given["costs"]), num_beams_(given["num_beams"]) {
+        : costs_(given["costs"]),
+          estimator_(given["agreement"].is_null() ? std::nullopt
+                                                  : std::optional(given["agreement"].get<double>())),
+          num_beams_(given["num_beams"]) {
         for (const json& request : given["requests"]) replay(given, request);
     }
 

@@ -134,6 +134,12 @@ bool JsonObject::boolean(std::string_view name, std::optional<bool> otherwise) c
     return value(name).get<bool>();
 }
 
+double JsonObject::share(std::string_view name) const {
+    const double* share = value(name).get_ptr<const double*>();
+    if (!share || !(*share >= 0.0 && *share <= 1.0)) refuse(name, "a number from 0 to 1");
+    return *share;
+}
+
 std::size_t JsonObject::number(std::string_view name, std::uint64_t most,
                                std::uint64_t least) const {
     if (!is_whole(value(name), least, most)) {

@@ -61,6 +61,8 @@ public:
     /// Return the only character of a text.
     std::string character(std::string_view name) const;
     bool boolean(std::string_view name, std::optional<bool> otherwise = {}) const;
+    /// A number from 0 to 1.
+    double share(std::string_view name) const;
     /// A whole number from `least` to `most`.
     std::size_t number(std::string_view name, std::uint64_t most = MOST_COUNT,
                        std::uint64_t least = 0) const;

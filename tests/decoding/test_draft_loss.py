@@ -7,6 +7,7 @@ call; the draft's prompt and the tokens that it catches up with are included.
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
 from dsbd_forward.forward import Forward, ForwardResult
@@ -64,11 +65,16 @@ class Process:
     """Answers of one process on costs that it learns, timed relative to those without a draft."""
 
     def __init__(
-        self, draft: str, num_beams: int, clock: list[float], draft_bytes: int = 20_000_000
+        self,
+        draft: str,
+        num_beams: int,
+        clock: list[float],
+        draft_bytes: int = 20_000_000,
+        agreement: float | None = None,
     ) -> None:
         self.draft, self.clock, self.num_answers = draft, clock, 0
         self.costs = LearnedCosts(target_bytes=140_000_000, draft_bytes=draft_bytes)
-        self.experience = AcceptanceEstimator()
+        self.experience = AcceptanceEstimator.of_pair(agreement)
         opened = TimedTable(VOCAB, DRAFTS[draft], DRAFT_CURVE, clock, opening=2e-2)
         learn_from_first_calls(self.costs, opened, clock=lambda: clock[0])
         rows = TARGET_CURVE.up_to(64)
@@ -101,7 +107,7 @@ class Process:
 
 
 def ratios(
-    draft: str, num_beams: int, num_answers: int, clock: list[float], **more: int
+    draft: str, num_beams: int, num_answers: int, clock: list[float], **more: Any
 ) -> list[float]:
     """Return the time of each answer of a process, relative to that without a draft."""
     process = Process(draft, num_beams, clock, **more)
@@ -147,6 +153,40 @@ def test_drafts_that_lose_while_calls_are_shared_are_made_for_a_lone_request(
         process.answer(num_together=8)
     after = [process.answer() for _ in range(4)]
     assert sum(after) < 1.05 * sum(before)
+
+
+@pytest.mark.parametrize("num_beams", [1, 2])
+def test_a_pair_that_was_measured_is_drafted_for_as_it_deserves_from_the_first_answer_on(
+    num_beams: int, clock: list[float]
+) -> None:
+    drafts = {"hostile": 0.02, "itself": 1.0}
+    measured = {
+        name: ratios(name, num_beams, 1, clock, agreement=drafts[name])[0] for name in drafts
+    }
+    unknown = {name: ratios(name, num_beams, 1, clock)[0] for name in drafts}
+    assert measured["hostile"] < min(unknown["hostile"], 1.04)
+    assert measured["itself"] < 1.05 * unknown["itself"]
+
+
+@pytest.mark.parametrize("gained", [-1.9, -2.1])
+def test_a_text_that_drafts_lost_in_does_not_take_the_advance_of_the_next_one(gained: float):
+    """Unless they have lost so much that estimates are not believed."""
+    budget = DraftBudget(balance=0.1, gained=gained)
+    budget.advance(100.0)
+    assert budget.balance == pytest.approx(4.0 if budget.believes_estimates else 0.1)
+
+
+def test_a_pair_that_was_not_measured_begins_as_ever() -> None:
+    known, unknown = AcceptanceEstimator.of_pair(0.5), AcceptanceEstimator.of_pair(None)
+    assert (unknown.acceptance, unknown.level) == (0.7, 1.0)
+    known.refresh()
+    assert known.acceptance == 0.5 and (known.rates < 0.55 * unknown.rates).all()
+    for estimator in (known, unknown):
+        for _ in range(200):
+            estimator.learn(np.array([1.0]), 0, 0)
+        estimator.refresh()
+    gap = np.array([1.0])
+    assert known.accepted(gap, 0) == pytest.approx(unknown.accepted(gap, 0), abs=0.03)
 
 
 @pytest.mark.parametrize("num_beams", [1, 2])
@@ -251,9 +291,9 @@ def test_drafts_that_have_earned_are_advanced_the_prompt_of_the_next_request() -
     budget.add(-budget.balance)
     budget.begin_request(10.0, 5.0)
     budget.advance(200.0)
-    assert budget.balance == pytest.approx(0.04 * 200)
+    assert budget.balance == pytest.approx(0.1 * 200)
     budget.advance(100.0)
-    assert budget.balance == pytest.approx(0.04 * 200)
+    assert budget.balance == pytest.approx(0.1 * 200)
 
 
 @pytest.mark.parametrize("cost", [0.05, 0.2, 0.45, 1.0])

@@ -182,6 +182,7 @@ def policy_case(rng: random.Random, num_iterations: int) -> Case:
     return {
         "costs": [engine_costs(rng, are_learned) for _ in range(5)],
         "num_beams": num_beams,
+        "agreement": rng.choice([None, 0.05, 0.7, 1.0]),
         "most_layers": most_layers,
         "most_beams": most_beams,
         "most_rows": (most_layers + 2) * (most_beams + num_beams),
@@ -259,7 +260,7 @@ class PolicyReplay:
 
     def __init__(self, case: Case) -> None:
         self.case, self.found = case, list[Any]()
-        self.estimator = AcceptanceEstimator()
+        self.estimator = AcceptanceEstimator.of_pair(case["agreement"])
         self.host = self.target = 0.0
         self.unread, self.context_size, self.num_sharers = (0, 0), WHOLE, 1
         self.costs = ChangingCosts(case["costs"])

@@ -61,7 +61,15 @@ def as_version_3(data: dict[str, Any]) -> None:
     for role in ("target", "draft"):
         entry = data[role]
         first = entry.pop("caches")[0]
-        for name in ("unread_inputs", "adapter", "encoder", "given", "form", "native_text"):
+        for name in (
+            "unread_inputs",
+            "adapter",
+            "encoder",
+            "given",
+            "form",
+            "native_text",
+            "agreement",
+        ):
             del entry[name]
         entry["kv"] = {
             "num_layers": entry.pop("num_layers"),

@@ -110,6 +110,11 @@ WRONG_VALUES = [
     (["target", "full_logits"], False, "full_logits is False, expected true with logits full"),
     (["draft", "bit_exact"], True, "bit_exact is True, expected one of ('by construction', 'ob"),
     (["draft", "bit_exact"], 0, "draft: bit_exact is 0, expected str"),
+    (
+        ["draft", "agreement"],
+        {"num_tokens": 96, "best": 1.5, "overlap": 0.5, "best_four": 1.0},
+        "draft: agreement: best is 1.5, expected a number from 0 to 1",
+    ),
     (["draft"], {}, "draft: missing or unknown entries"),
     (
         ["draft"],

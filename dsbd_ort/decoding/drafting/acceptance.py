@@ -11,9 +11,9 @@ iterations that it has saved. A layer is drafted if the balance pays for its nar
 one that is expected to pay more may overdraw it. Every iteration adds a share of its time, 2 % at
 first. The share of a first short answer is there from the start, and the next one is added after
 that many iterations: so drafts lose at most 2 %, all requests together, and what the last overdrew.
-If estimates say that drafts pay, and drafts have not lost before, a request gets 4 % of the time
-that it is expected to take in advance: a draft model must read a prompt first, and the first drafts
-may fail. The shares of twice that time are then in the balance already.
+If estimates say that drafts pay, a request gets 4 % of the time that it is expected to take in
+advance, 10 % while drafts have earned: a draft model must read a prompt first, and the first drafts
+may fail. The shares of twice that time, or of five times, are then in the balance already.
 
 If estimates say that no draft pays, one layer is tried once the shares since the last draft pay for
 it: at 0.16 iterations a try, after 8 iterations. Every try that does not pay halves the share; a
@@ -26,6 +26,7 @@ expected to pay: the estimate is a mean, and the drafted layer tells more than i
 import math
 from collections import defaultdict
 from dataclasses import dataclass, field
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,7 +37,7 @@ SHARE = 0.02
 _SHORT_ANSWER = 64  # iterations
 _MOST = 3.0  # iterations: what was earned long ago is no reason to lose more
 _LEAST_SHARE = SHARE / 8
-_ADVANCED = 0.04  # of the time that a request is expected to take
+_ADVANCED, _ADVANCED_IF_EARNED = 0.04, 0.1  # of the time that a request is expected to take
 _LOST, _EARNED = -2.0, 1.0  # iterations
 _MOST_LOST_AT_ONCE = -0.5  # iterations: a prompt to be read says nothing about the next drafts
 
@@ -68,12 +69,12 @@ class DraftBudget:
         self.add(self.share * prompt)
 
     def advance(self, expected: float) -> None:
-        """Add a share of a request's expected time at its start, unless drafts have lost.
+        """Add a share of a request's expected time at its start, unless drafts have lost much.
 
         The shares of that many iterations are then in the balance already.
         """
-        amount = _ADVANCED * expected
-        if amount > self.balance and self.gained >= 0.0:
+        amount = (_ADVANCED_IF_EARNED if self.has_earned else _ADVANCED) * expected
+        if amount > self.balance and self.believes_estimates:
             self.balance = amount
             self.num_prepaid = max(self.num_prepaid, math.ceil(amount / self.share))
 
@@ -118,6 +119,8 @@ _NUM_BINS = len(_GAP_CENTRES)
 _FIRST_GUESS = 1.0 - 0.5 * np.exp(-_GAP_CENTRES)  # half without a gap, more the wider the gap
 _GUESS_WEIGHT = 2.0  # observations of each gap that the guess counts for, always
 _LEVEL_WEIGHT = 3.0  # accepted layers that the first guess counts for, of all gaps together
+_MEASURED_WEIGHT = 8.0  # the same of a measured agreement, which texts differ from by some 0.15
+_USUAL_GUESS = 0.97  # mean of the first guess over the gaps of a pair that agrees in nine of ten
 _MEMORY = 0.985  # weight that a layer's observations keep after another
 _MANY_CHOSEN = 8  # layers from which on a running mean takes a tenth of the next one
 _MANY, _LATER = 32, 4  # layers after which rates are taken anew only after so many more
@@ -186,6 +189,9 @@ class AcceptanceEstimator:
     few layers, whatever their gaps were. Arrays are (2, num_bins): of first layers, of later ones.
     """
 
+    level: float = 1.0  # before there are layers
+    level_weight: float = _LEVEL_WEIGHT
+
     enough: Floats = field(default_factory=lambda: np.zeros((2, _NUM_BINS)))  # accepted, by gap
     seen: Floats = field(default_factory=lambda: np.zeros((2, _NUM_BINS)))  # all layers
     # The estimates made from them: a wider gap is never worse.
@@ -201,6 +207,14 @@ class AcceptanceEstimator:
     first_layers: dict[int, Counts] = field(default_factory=dict)  # by size of the draft's context
     loop: LoopCost = field(default_factory=LoopCost)
     budgets: defaultdict[int, DraftBudget] = field(default_factory=lambda: defaultdict(DraftBudget))
+
+    @classmethod
+    def of_pair(cls, agreement: float | None) -> Self:
+        """Return one that knows how often the draft's best token is the target's; None: unknown."""
+        if agreement is None:
+            return cls()
+        level = min(agreement / _USUAL_GUESS, 1.0)
+        return cls(level, _MEASURED_WEIGHT, num_new=[1, 1], acceptance=agreement)
 
     def budget(self, num_sharers: int) -> DraftBudget:
         """Return the budget of drafts while 1, 2, 3 to 4, 5 to 8, ... requests share the calls."""
@@ -264,8 +278,8 @@ class AcceptanceEstimator:
             if num_new >= least:
                 self.num_new[kind] = 0
                 enough, seen = self.enough[kind], self.seen[kind]
-                guessed = float(seen @ _FIRST_GUESS) + _LEVEL_WEIGHT
-                level = (float(enough.sum()) + _LEVEL_WEIGHT) / guessed
+                guessed = float(seen @ _FIRST_GUESS) + self.level_weight
+                level = (float(enough.sum()) + self.level_weight * self.level) / guessed
                 guess = np.minimum(level * _FIRST_GUESS, 1.0)
                 # Weighed, else the best of many noisy rates would be believed.
                 sums, weights = enough + _GUESS_WEIGHT * guess, seen + _GUESS_WEIGHT

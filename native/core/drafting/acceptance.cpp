@@ -15,12 +15,14 @@ using Bins = AcceptanceEstimator::Bins;
 constexpr double MOST = 3.0;  // iterations: what was earned long ago is no reason to lose more
 constexpr double LEAST_SHARE = DraftBudget::SHARE / 8;
 constexpr double ADVANCED = 0.04;  // of the time that a request is expected to take
+constexpr double ADVANCED_IF_EARNED = 0.1;
 constexpr double LOST = -2.0, EARNED = 1.0;  // iterations
 constexpr double MOST_LOST_AT_ONCE = -0.5;  // a prompt to be read says nothing of later drafts
 constexpr std::array<double, NUM_BINS - 1> GAP_EDGES = {0.05, 0.1, 0.2, 0.3, 0.45, 0.6, 0.8, 1.0,
                                                         1.3,  1.6, 2.0, 2.5, 3.0,  4.0, 6.0};
 constexpr double GUESS_WEIGHT = 2.0;  // observations of each gap that the guess counts for
-constexpr double LEVEL_WEIGHT = 3.0;  // accepted layers that it counts for, of all gaps
+constexpr double MEASURED_WEIGHT = 8.0;  // of the level of a pair whose agreement was measured
+constexpr double USUAL_GUESS = 0.97;      // mean of the guess where nine of ten tokens agree
 constexpr double MEMORY = 0.985;      // weight that a layer's observations keep after another
 constexpr std::int64_t MANY_CHOSEN = 8;  // layers; a running mean then takes a tenth of the next
 constexpr int MANY = 32, LATER = 4;  // layers; rates are then taken anew only after so many more
@@ -78,8 +80,8 @@ void DraftBudget::begin_request(double prompt, double draft_prompt) {
 }
 
 void DraftBudget::advance(double expected) {
-    const double amount = ADVANCED * expected;
-    if (amount <= balance || gained < 0.0) return;
+    const double amount = (gained >= EARNED ? ADVANCED_IF_EARNED : ADVANCED) * expected;
+    if (amount <= balance || gained < LOST) return;
     balance = amount;
     num_prepaid = std::max(num_prepaid, static_cast<int>(std::ceil(amount / share)));
 }
@@ -131,7 +133,12 @@ void LoopCost::learn(std::size_t num_layers, double seconds) {
     }
 }
 
-AcceptanceEstimator::AcceptanceEstimator() : rates{FIRST_GUESS, FIRST_GUESS} {}
+AcceptanceEstimator::AcceptanceEstimator(std::optional<double> agreement) {
+    if (!agreement) return;
+    acceptance = *agreement;
+    level = std::min(*agreement / USUAL_GUESS, 1.0);
+    level_weight = MEASURED_WEIGHT;
+}
 
 Floats AcceptanceEstimator::accepted(FloatSpan gaps, std::size_t depth) const {
     const Bins& of_kind = rates[depth ? 1 : 0];
@@ -177,8 +184,8 @@ double AcceptanceEstimator::agreement(std::size_t size) const {
         usual += AGREEMENT[i] * first_layers[i];
         accepted += agreed[i];
     }
-    const double level = std::max(accepted / usual, 1e-3);
-    const double expected = agreed[known] / level + AGREEMENT_WEIGHT * AGREEMENT[known];
+    const double overall = std::max(accepted / usual, 1e-3);
+    const double expected = agreed[known] / overall + AGREEMENT_WEIGHT * AGREEMENT[known];
     return std::min(expected / (first_layers[known] + AGREEMENT_WEIGHT), 1.0);
 }
 
@@ -198,11 +205,11 @@ void AcceptanceEstimator::refresh() {
     for (std::size_t kind = 0; kind < 2; ++kind) {
         if (num_new[kind] < least) continue;
         num_new[kind] = 0;
-        const double guessed = dot(seen[kind], FIRST_GUESS) + LEVEL_WEIGHT;
-        const double level = (pairwise_sum(enough[kind]) + LEVEL_WEIGHT) / guessed;
+        const double guessed = dot(seen[kind], FIRST_GUESS) + level_weight;
+        const double found_level = (pairwise_sum(enough[kind]) + level_weight * level) / guessed;
         Bins sums{}, weights{};  // weighed, else the best of many noisy rates would be believed
         for (std::size_t i = 0; i < NUM_BINS; ++i) {
-            const double guess = std::min(level * FIRST_GUESS[i], 1.0);
+            const double guess = std::min(found_level * FIRST_GUESS[i], 1.0);
             sums[i] = enough[kind][i] + GUESS_WEIGHT * guess;
             weights[i] = seen[kind][i] + GUESS_WEIGHT;
         }

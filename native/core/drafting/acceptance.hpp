@@ -8,6 +8,7 @@
 #include <array>
 #include <bit>
 #include <limits>
+#include <optional>
 
 #include "config.hpp"
 
@@ -31,7 +32,7 @@ struct DraftBudget {
     bool has_earned() const;
     /// Add the share of a prompt, by its cost to the target and to the draft model.
     void begin_request(double prompt, double draft_prompt);
-    /// Add a share of a request's expected time at its start, unless drafts have lost.
+    /// Add a share of a request's expected time at its start, unless drafts have lost much.
     void advance(double expected);
     void pass_iteration();
     /// Add earnings less their cost, which may be negative.
@@ -65,7 +66,8 @@ public:
     static constexpr std::size_t NUM_BINS = 16;
     using Bins = std::array<double, NUM_BINS>;  // by gap
 
-    AcceptanceEstimator();
+    /// agreement: how often the draft's best token is the target's; none: unknown.
+    explicit AcceptanceEstimator(std::optional<double> agreement = {});
 
     /// Return the estimated probability that a layer after `depth` others is accepted, by gap.
     Floats accepted(FloatSpan gaps, std::size_t depth) const;
@@ -86,10 +88,12 @@ public:
         return budgets[static_cast<std::size_t>(std::bit_width(num_sharers - 1))];
     }
 
+    double level = 1.0;         // of the guess, before there are layers
+    double level_weight = 3.0;  // accepted layers that it counts for, of all gaps
     // Of first layers, of later ones.
     std::array<Bins, 2> enough{}, seen{};  // accepted layers, all
-    std::array<Bins, 2> rates;  // the estimates made from them: a wider gap is never worse
-    std::array<int, 2> num_new{};    // layers since `rates` were computed
+    std::array<Bins, 2> rates{};  // the estimates made from them: a wider gap is never worse
+    std::array<int, 2> num_new{1, 1};  // layers since `rates` were computed; 1: not yet
     std::int64_t num_learned = 0;    // layers so far
     double tokens = 0.0;             // expected from drafts
     double calls = 0.0;       // the time that they took, in target calls of one row
