@@ -11,13 +11,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from dsbd_export.gate.parity_engine import as_export_errors, parity_engine
+from dsbd_export.gate.parity_engine import ParityEngine, as_export_errors, parity_engine
 from dsbd_export.gate.unwritten_bundle import unwritten_bundle
 from dsbd_export.progress import Report
 from dsbd_forward.forward import Forward
 from dsbd_forward.rows import NO_INTS, Ints
 from dsbd_runtime.bundle_files.bundle import Agreement, ModelEntry
-from dsbd_runtime.engine.causal_lm import CausalLM
 from dsbd_runtime.errors import BundleError, InputError
 from dsbd_runtime.text.chat_template import ChatTemplate
 from dsbd_runtime.text.tokenizer import Tokenizer
@@ -48,15 +47,17 @@ def measured_agreement(
     reads_more = target.encoder is not None or target.given is not None
     if reads_more or draft.reads_whole_path or most_prompt < _LEAST_PROMPT:
         return None
+    prompts = [ids[-most_prompt:] for ids in _prompts(folder, target.bos_token_id)]
+    if not all(prompts):  # a tokenizer that reads none of these texts
+        return None
     report("draft: measuring its agreement with the target")
     bundle = unwritten_bundle(folder, "draft", draft, target)
-    prompts = [ids[-most_prompt:] for ids in _prompts(folder, target.bos_token_id)]
     with parity_engine(bundle, "target") as engine, as_export_errors():
-        answers, (wanted, target_mass) = _greedy_answers(engine.model, prompts)
+        answers, (wanted, target_mass) = _greedy_answers(engine, prompts)
     read = [[*prompt, *answer[:-1]] for prompt, answer in zip(prompts, answers, strict=True)]
     with parity_engine(bundle, "draft") as engine, as_export_errors():
         engine.model.keep(NO_INTS)
-        proposed, draft_mass = _append(engine.model, [[] for _ in read], read, _NEW_TOKENS)
+        proposed, draft_mass = _append(engine, [[] for _ in read], read, _NEW_TOKENS)
     is_end = np.isin(wanted[:, :, 0], target.eos_token_ids)
     is_read: NDArray[np.bool_] = np.cumsum(is_end, axis=1) - is_end == 0
     found = proposed[is_read][:, :4] == wanted[is_read][:, :1]
@@ -81,26 +82,26 @@ def _prompts(folder: Path, bos_token_id: int | None) -> list[list[int]]:
 
 
 def _greedy_answers(
-    model: CausalLM, prompts: Sequence[Sequence[int]]
+    engine: ParityEngine, prompts: Sequence[Sequence[int]]
 ) -> tuple[list[list[int]], _Rows]:
     """Return answers of ``_NEW_TOKENS`` and the rows that predicted them, (P, _NEW_TOKENS, K)."""
-    model.keep(NO_INTS)
+    engine.model.keep(NO_INTS)
     paths: list[list[int]] = [[] for _ in prompts]  # their rows of the cache
-    steps = [_append(model, paths, prompts, 1)]
+    steps = [_append(engine, paths, prompts, 1)]
     while len(steps) < _NEW_TOKENS:
-        steps.append(_append(model, paths, steps[-1][0][:, 0, :1].tolist(), 1))
+        steps.append(_append(engine, paths, steps[-1][0][:, 0, :1].tolist(), 1))
     ids, mass = (np.concatenate(each, axis=1) for each in zip(*steps, strict=True))
     return ids[:, :, 0].tolist(), (ids, mass)
 
 
 def _append(
-    model: CausalLM, paths: list[list[int]], new: Sequence[Sequence[int]], num_returned: int
+    engine: ParityEngine, paths: list[list[int]], new: Sequence[Sequence[int]], num_returned: int
 ) -> _Rows:
     """Append tokens to every path, whose rows of the cache ``paths`` has.
 
     Returns the ``num_returned`` last rows of each path, (num_paths, num_returned, K).
     """
-    begin, num_new = model.num_rows, sum(map(len, new))
+    begin, num_new = engine.model.num_rows, sum(map(len, new))
     mask = np.zeros((num_new, begin + num_new), np.bool_)
     token_ids: list[int] = []
     positions: list[int] = []
@@ -114,7 +115,7 @@ def _append(
             mask[number, path] = True
         returned += range(len(token_ids) - num_returned, len(token_ids))
     arrays = [np.array(each, np.int64) for each in (token_ids, positions, returned)]
-    result = model.forward(Forward(arrays[0], arrays[1], mask, arrays[2]))
+    result = engine.model.forward(Forward(arrays[0], arrays[1], mask, arrays[2]))
     ids, logits = result.logits.most_probable(_MOST_PROBABLE)
     mass = np.exp(logits - result.logits.log_normalizers)
     shape = len(paths), num_returned, -1
