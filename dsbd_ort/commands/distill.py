@@ -52,6 +52,12 @@ class DistillArguments:
         target_layers="Instead of --params: begin with this many transformer layers of the target, "
         "which sets the width too. The draft of an encoder-decoder is always made so, of its "
         "decoder's layers [1]; that of a language model that reads sound by default [2].",
+        layers_of=option(
+            "--from",
+            metavar="DRAFT",
+            help="With --target-layers: begin with layers of this checkpoint, a small model with "
+            "the target's tokenizer, instead of the target's.",
+        ),
         draft_vocab=option(
             metavar="8192",
             help="How many tokens the draft learns to propose, the most frequent: with a large "

@@ -30,6 +30,9 @@ class DistillConfig:
     # begin with this many transformer layers of the target instead, in its width; drafts for
     # encoder-decoders always do, with layers of the decoder; None: 1
     target_layers: int | None = None
+    # checkpoint whose layers these are instead, such as the target's small sibling; None: the
+    # target's
+    layers_of: str | None = None
     # number of tokens that the draft proposes, the most frequent of the texts and of the target's
     # answers; None: all of the target's
     draft_vocab: int | None = None
@@ -60,6 +63,11 @@ class DistillConfig:
         if self.params is not None and self.target_layers is not None:
             raise ExportError(
                 "params and target_layers both choose the draft's shape; leave one of them out"
+            )
+        if self.layers_of is not None and self.target_layers is None:
+            raise ExportError(
+                f"layers_of={self.layers_of!r} has no meaning without target_layers; say how many "
+                "of its layers the draft begins with"
             )
         _ = self.num_params  # checked now
         if not (0 < self.minutes <= _MOST_MINUTES):

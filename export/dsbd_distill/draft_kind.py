@@ -7,6 +7,7 @@ them too, or in speech models.
 
 import shutil
 from abc import ABC, abstractmethod
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -46,10 +47,15 @@ from dsbd_distill.sources import SourceRowReader, SourceRows
 from dsbd_distill.teaching import Teaching, learns_few_answers
 from dsbd_export.checkpoints.checkpoint import Checkpoint, quiet_libraries
 from dsbd_export.checkpoints.checkpoint_files import write_proposed_tokens
+from dsbd_export.checkpoints.model_loading import load_model
+from dsbd_export.config import ModelOptions
 from dsbd_export.encoder_decoder.checkpoint import feature_extractor
 from dsbd_export.errors import ExportError
 from dsbd_export.given_prompt.checkpoint import GivenCheckpoint
 from dsbd_export.given_prompt.processor_files import SETTINGS
+from dsbd_export.opening import open_sibling
+from dsbd_export.pair import check_tokens, resize_vocabulary
+from dsbd_export.tokenizers.tokenizer_files import read_tokenizer
 
 
 class DraftKind(ABC):
@@ -163,6 +169,8 @@ def check_draft_vocab(config: DistillConfig, target: Checkpoint) -> None:
 
 def check_not_of_texts(config: DistillConfig, target: str) -> None:
     """Raise ExportError for options of drafts that learn from texts."""
+    if config.layers_of is not None:
+        raise ExportError(f"layers_of has no meaning for {target}; leave it out")
     if config.kind == FEATURE:
         raise ExportError(f"kind={FEATURE!r} is not supported for {target}; leave it out")
     if config.learn_answers:
@@ -265,17 +273,32 @@ class LlamaDrafts(ProposingDrafts):
 
 
 class LayerDrafts(WholeDrafts):
-    """Some transformer layers of the target, in its family."""
+    """Some transformer layers of the target, or of a model with its tokens, in its family."""
 
     @staticmethod
     def check(config: DistillConfig, target: Checkpoint) -> None:
-        check_shape(None, config.target_layers, target)
+        check_shape(None, config.target_layers, lender_of_layers(config, target))
         check_draft_vocab(config, target)
 
     def first_draft(self) -> PreTrainedModel:
-        num_layers = self._config.target_layers
+        target, checkpoint = self._teaching.target, self._teaching.checkpoint
+        num_layers, lender = self._config.target_layers, lender_of_layers(self._config, checkpoint)
         assert num_layers is not None
-        return truncated_target(self._teaching.target, self._teaching.checkpoint, num_layers)
+        if lender is not checkpoint:
+            target = load_model(lender)
+            resize_vocabulary(target, replace(lender, vocab_size=checkpoint.vocab_size))
+            lender = replace(lender, config=target.config)
+        return truncated_target(target, lender, num_layers)
+
+
+def lender_of_layers(config: DistillConfig, target: Checkpoint) -> Checkpoint:
+    """Return the checkpoint whose layers a draft begins with; ExportError: other tokens."""
+    if config.layers_of is None:
+        return target
+    options = ModelOptions(trust_remote_code=config.trust_remote_code)
+    lender = open_sibling(config.layers_of, options)
+    check_tokens(read_tokenizer(target), target.vocab_size, lender, lambda _: None)
+    return lender
 
 
 class GivenDrafts(LayerDrafts):

@@ -51,20 +51,24 @@ class DraftShape:
 
 
 def check_shape(num_params: int | None, target_layers: int | None, target: Checkpoint) -> None:
-    """Raise ExportError for a shape that a target does not allow, before its weights are read."""
+    """Raise ExportError for a shape that a target does not allow, before its weights are read.
+
+    target: or the checkpoint whose layers the draft begins with.
+    """
     if num_params is not None:
         shape_for(num_params, 0, target.vocab_size)
     if target_layers is not None and target.unread_inputs:
         others = " and ".join(target.unread_inputs)
         raise ExportError(
-            f"target_layers={target_layers} is for targets that read text alone, but the target "
-            f"(family {target.family}) also has parts for {others}; give params instead"
+            f"target_layers={target_layers} is for models that read text alone, but the "
+            f"{target.role} (family {target.family}) also has parts for {others}; give params "
+            "instead"
         )
     num_layers = num_decoder_layers(target.config)
     if target_layers is not None and target_layers >= num_layers:
         raise ExportError(
-            f"target_layers={target_layers} makes no draft: the target has {num_layers} layers; "
-            f"use fewer, such as {max(num_layers // 4, 1)}"
+            f"target_layers={target_layers} makes no draft: the {target.role} has "
+            f"{num_layers} layers; use fewer, such as {max(num_layers // 4, 1)}"
         )
 
 
@@ -191,7 +195,7 @@ def truncated_target(
         draft.load_state_dict({name: weights[own] for name, own in names.items()})
     except Exception as error:
         raise ExportError(
-            f"layers of the target (family {checkpoint.family}) make no draft: "
+            f"layers of the {checkpoint.role} (family {checkpoint.family}) make no draft: "
             f"{reason_of(error)}; export the target with a smaller one of its tokenizer as draft"
         ) from error
     return draft

@@ -168,6 +168,11 @@ def open_target(source: str, options: ModelOptions) -> Checkpoint:
     return _checked_tokens(_opened({"target": source}, options)["target"])
 
 
+def open_sibling(source: str, options: ModelOptions) -> Checkpoint:
+    """Find a model that a draft begins as and read its config, not its weights."""
+    return _checked_tokens(_opened({"draft": source}, options)["draft"])
+
+
 def open_draft(options: DraftConfig) -> Checkpoint:
     """Find the draft and read its config, not its weights."""
     if options.draft == MTP:

@@ -158,6 +158,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"params": "0"}, "params='0' is not a number"),
     ({"params": "99999999B"}, "is not a number"),
     ({"params": "1M", "target_layers": 2}, "both choose the draft's shape"),
+    ({"layers_of": "sibling"}, "layers_of='sibling' has no meaning without target_layers"),
     ({"minutes": 0.0}, "minutes=0.0 is out of range"),
     ({"minutes": float("nan")}, "minutes=nan is out of range"),
     ({"steps": 0}, "steps=0 is out of range"),

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import LlamaConfig
 
 from dsbd_distill.work_folder import WorkFolder
 from dsbd_export.config import DraftConfig, ExportConfig
@@ -23,11 +24,12 @@ from dsbd_export.progress import silent
 from dsbd_ort.pipeline import Pipeline
 from dsbd_runtime.bundle_files.bundle import open_bundle
 from dsbd_runtime.bundle_files.draft_record import RECORD_FILE, ExpectedSpeed, read_record
-from scripts.family_checkpoints import write_family_checkpoint
+from scripts.family_checkpoints import write_checkpoint, write_family_checkpoint
 from tests.distill.conftest import (
     CONTEXT,
     FILES,
     STEPS,
+    TARGET,
     assert_same_ids,
     assert_same_weights,
     config_of,
@@ -36,6 +38,7 @@ from tests.distill.conftest import (
     run,
     write_texts,
 )
+from tests.export.conftest import swap_tokens
 from tests.export.gguf_files import write_gguf
 
 KILLED = """
@@ -155,6 +158,36 @@ def test_a_draft_of_the_targets_layers(target, texts, tmp_path):
     assert record.acceptance > record.curve[0].acceptance
     content = json.loads((tmp_path / "draft" / "config.json").read_text())
     assert (content["num_hidden_layers"], content["hidden_size"]) == (1, 32)
+
+
+def test_a_draft_of_the_layers_of_a_sibling(target, texts, tmp_path):
+    """Which has another width, more rows of its embedding, and more layers than the draft."""
+    config = LlamaConfig(**{**TARGET.to_dict(), "hidden_size": 48, "num_hidden_layers": 3})
+    config.vocab_size += 4
+    sibling = write_checkpoint(tmp_path / "sibling", config)
+    own = load_file(sibling / "model.safetensors")
+    options = {"params": None, "target_layers": 2, "layers_of": str(sibling)}
+    first, _ = run(config_of(target, texts, tmp_path / "first", steps=1, **options))
+    content = json.loads((tmp_path / "first" / "config.json").read_text())
+    shape = content["num_hidden_layers"], content["hidden_size"], content["vocab_size"]
+    assert shape == (2, 48, TARGET.vocab_size)
+    found = load_file(tmp_path / "first" / "model.safetensors")
+    for layer, kept in enumerate((0, 2)):
+        name = "model.layers.{}.mlp.up_proj.weight"
+        difference = found[name.format(layer)] - own[name.format(kept)]
+        assert difference.abs().max() < 0.02  # of one step
+    record, _ = run(config_of(target, texts, tmp_path / "draft", steps=30, **options))
+    assert record.acceptance > record.curve[0].acceptance == first.curve[0].acceptance
+
+
+def test_a_sibling_with_other_tokens_or_too_few_layers_is_refused(target, texts, tmp_path):
+    sibling = write_checkpoint(tmp_path / "sibling", TARGET)
+    options = {"params": None, "target_layers": 2, "layers_of": str(sibling)}
+    with pytest.raises(ExportError, match="target_layers=2 makes no draft: the draft has 2 layers"):
+        run(config_of(target, texts, tmp_path / "draft", **options))
+    swap_tokens(sibling, "def", "path")
+    with pytest.raises(ExportError, match="vocabularies differ"):
+        run(config_of(target, texts, tmp_path / "draft", **options | {"target_layers": 1}))
 
 
 @pytest.mark.slow
