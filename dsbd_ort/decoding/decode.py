@@ -153,7 +153,7 @@ def decoding_loop(
     run = set_up(request, target, draft)
     rule = run.rule
     prompt = np.array(request.prompt_ids, dtype=np.int64)
-    yield from run.target.prefill(prompt[:-1], run.draft_stage.lockstep)
+    yield from run.target.prefill(prompt[:-1], run.lockstep)
     for tracer in run.tracers:
         tracer.begin(prompt.tolist(), request.config)
     beams, depth = Beams.initial(), 0

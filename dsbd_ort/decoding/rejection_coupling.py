@@ -55,6 +55,7 @@ class RejectionCoupling:
 
     keeps_descendants = False
     reads_draft_distributions = True
+    scores = None  # draws have none
 
     def __init__(self, source: RandomSource, replacement: bool) -> None:
         self._source, self._replacement = source, replacement

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from dsbd_ort.decoding.beams import Beams, Hypotheses
 from dsbd_ort.decoding.config import DecodingConfig
-from dsbd_ort.decoding.drafting.draft import DraftLayer, Propose, distinct_in_order
+from dsbd_ort.decoding.drafting.draft import DraftLayer, Propose, Scores, distinct_in_order
 from dsbd_ort.decoding.forest import Forest
 from dsbd_ort.decoding.forest_runner import ForestRunner
 from dsbd_ort.decoding.joint_distribution import JointDistribution
@@ -94,22 +94,18 @@ class SelectionRule(ABC):
     reads_draft_distributions: whether it reads the draft's joint distributions, not only what was
         drawn from them.
     propose: returns the draft's candidates of a layer.
+    draft_scores: returns the scores by which ``propose`` ranks candidates, (num_candidates,)
+        float64; None of a rule whose output depends on the draft.
     """
 
     keeps_descendants = True
     reads_draft_distributions = False
     propose: Propose
+    draft_scores: Scores | None
 
     def __init__(self, config: DecodingConfig, builder: LayerBuilder) -> None:
         self._config = config
         self._builder = builder
-
-    @abstractmethod
-    def draft_scores(self, joint: JointDistribution, depth: int) -> NDArray[np.float64]:
-        """Return the scores by which ``propose`` ranks candidates, (num_candidates,) float64.
-
-        Only of rules whose output does not depend on the draft.
-        """
 
     @abstractmethod
     def select(

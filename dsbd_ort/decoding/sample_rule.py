@@ -80,11 +80,7 @@ class SampleRule(SelectionRule):
             coupling.reads_draft_distributions or config.width_policy == "threshold"
         )
         self._coupling = coupling
-        self.propose = coupling.propose
-
-    def draft_scores(self, joint: JointDistribution, depth: int) -> NDArray[np.float64]:
-        assert isinstance(self._coupling, GumbelCoupling)  # the throughput policy requires it
-        return self._coupling.scores(joint, depth)
+        self.propose, self.draft_scores = coupling.propose, coupling.scores
 
     def select(
         self, target: ForestRunner, beams: Beams, drafted: list[DraftLayer], depth: int

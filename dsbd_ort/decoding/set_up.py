@@ -1,30 +1,28 @@
 """The parts of a request that begins: forest, rule, draft policy, caches, observers."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dsbd_forward.spec import EngineSpec
-from dsbd_ort.decoding.beams import Agreement, Beams, Hypotheses
+from dsbd_ort.decoding.beams import Agreement, Hypotheses
 from dsbd_ort.decoding.cache_view import CacheView
 from dsbd_ort.decoding.computed_distributions import ComputedDistributions
 from dsbd_ort.decoding.config import DecodingConfig
+from dsbd_ort.decoding.draft_stage import DraftStage
 from dsbd_ort.decoding.drafting.acceptance import WHOLE
 from dsbd_ort.decoding.drafting.cost_curve import RequestCosts
 from dsbd_ort.decoding.drafting.draft import (
     MOST_FORCED_LAYERS,
     Drafter,
-    DraftLayer,
     DraftPolicy,
     FixedDraftPolicy,
     Observer,
     Proposer,
-    draft_forest,
 )
 from dsbd_ort.decoding.drafting.draft_context import DraftContext, reads_whole_path
 from dsbd_ort.decoding.drafting.drafters import ChainedDrafter
 from dsbd_ort.decoding.drafting.ngram import NGramDrafter
 from dsbd_ort.decoding.drafting.throughput import ThroughputDraftPolicy
-from dsbd_ort.decoding.engine_call import EngineCalls, Meter
+from dsbd_ort.decoding.engine_call import Meter
 from dsbd_ort.decoding.forest import Forest
 from dsbd_ort.decoding.forest_runner import ForestRunner, LateRunner
 from dsbd_ort.decoding.joint_rule import JointGreedyRule, JointSpeculativeRule
@@ -35,7 +33,7 @@ from dsbd_ort.decoding.node_features import DraftFeatures, TargetFeatures, align
 from dsbd_ort.decoding.option_row import FREE_OF_THE_DRAFT, depends_on_draft
 from dsbd_ort.decoding.rejection_coupling import RandomSource, RejectionCoupling
 from dsbd_ort.decoding.request import DecodingRequest, check_request
-from dsbd_ort.decoding.row_bounds import expected_rows, most_descendants
+from dsbd_ort.decoding.row_bounds import expected_rows
 from dsbd_ort.decoding.rule import LayerBuilder, SelectionRule
 from dsbd_ort.decoding.sample_rule import GumbelCoupling, SampleRule
 from dsbd_ort.decoding.search_rule import SearchRule
@@ -53,69 +51,10 @@ def check_decodable(request: DecodingRequest, target: EngineSpec, draft: EngineS
     check_top_k(target, config)
 
 
-class DraftStage:
-    """The draft stage of a request; its draft policy decides.
-
-    With one beam nothing is kept for the draft model during a long rest of a throughput policy: it
-    then reads the tokens that it missed as it reads a prompt.
-
-    most_descendants: nodes below the beams that pruning leaves at most.
-    lockstep: runners that compute the prompt part by part, as the target does.
-    """
-
-    def __init__(
-        self,
-        request: DecodingRequest,
-        rule: SelectionRule,
-        policy: DraftPolicy,
-        drafters: Sequence[Drafter],
-        target: ForestRunner,
-        draft: Sequence[ForestRunner],
-    ) -> None:
-        """Take the one drafter to use, if any; ``draft``: the model's side, if it has one."""
-        self._config, self._rule, self._policy = request.config, rule, policy
-        self.drafter = drafters[0] if drafters else None
-        self._target = target
-        self.lockstep = [runner for runner in draft if not isinstance(runner, LateRunner)]
-        keeps = self.drafter is not None and rule.keeps_descendants
-        self.most_descendants = most_descendants(request.config) if keeps else 0
-        self._resting = policy if isinstance(policy, ThroughputDraftPolicy) else None
-        self._late = [runner for runner in draft if isinstance(runner, LateRunner)]
-        is_put_off = request.config.num_beams == 1 and self._resting is not None
-        self._put_off = self._late if is_put_off else []
-
-    def draft(self, beams: Beams, depth: int) -> EngineCalls[list[DraftLayer]]:
-        """Return a computation that adds the layers drafted below ``beams`` to the forest."""
-        num_to_rest = 0 if self._resting is None else self._resting.rest()
-        for runner in self._put_off:
-            runner.rest(num_to_rest, beams)
-        if self.drafter is None or num_to_rest:
-            return _no_layers()
-        if not all(late.can_draft(beams) for late in self._late):
-            return _no_layers()
-        most_layers = self._config.max_new_tokens - depth - 1
-        num_pending = len((self._target.slots[beams.nodes] < 0).nonzero()[0])
-        self._policy.begin(num_pending, most_layers)
-        return draft_forest(
-            self._target.forest,
-            self.drafter,
-            beams,
-            self._policy,
-            depth,
-            keeps_distributions=self._rule.reads_draft_distributions,
-            repeats=self._config.replacement,
-        )
-
-
 def _most_layers(request: DecodingRequest) -> int:
     """Return the most layers that a draft may have, those included that a constraint forces."""
     forced = MOST_FORCED_LAYERS if request.running_constraint is not None else 0
     return len(request.config.layer_widths) + forced
-
-
-def _no_layers() -> EngineCalls[list[DraftLayer]]:
-    yield from ()
-    return []
 
 
 @dataclass(frozen=True)
@@ -130,6 +69,7 @@ class LoopParts:
     draft_stage: DraftStage
     target: ForestRunner
     runners: list[ForestRunner]
+    lockstep: list[ForestRunner]  # compute the prompt part by part, as the target does
     stats: StatsRecorder
     observers: list[Observer]
     tracers: list[Tracer]  # those of the observers that also observe the prompt
@@ -152,13 +92,14 @@ def set_up(request: DecodingRequest, target: CacheView, draft: CacheView | None)
         draft.row_cache.expect(num_rows - num_skipped - len(draft.prefix.tokens))
     policy = _draft_policy(request, rule, builder.forest, *meters, late, costs)
     num_tokens, num_cached = len(request.prompt_ids), len(target.prefix.tokens)
-    drafter = config.drafter or "model"
-    stats = StatsRecorder(num_tokens, *meters, request.clock, drafter, num_cached)
+    name = config.drafter or "model"
+    stats = StatsRecorder(num_tokens, *meters, request.clock, name, num_cached)
     tracers, proposers = [], dict[int, Proposer]()
     if request.trace is not None:
         tracers = [Tracer(request.trace, builder, runners, stats, proposers, paths.forbidden)]
     chained = _chained_drafters(paths, rule, of_draft, config, proposers if tracers else None)
     drafters: list[Drafter] = [*chained, *of_draft]
+    drafter = drafters[0] if drafters else None
     tops = of_target.distributions.tops
     return LoopParts(
         request=request,
@@ -166,9 +107,10 @@ def set_up(request: DecodingRequest, target: CacheView, draft: CacheView | None)
         hypotheses=builder.hypotheses,
         agreement=Agreement(builder.hypotheses),
         rule=rule,
-        draft_stage=DraftStage(request, rule, policy, drafters[:1], of_target, of_draft),
+        draft_stage=DraftStage(config, rule, policy, drafter, of_target, late),
         target=of_target,
         runners=runners,
+        lockstep=[] if late else of_draft,
         stats=stats,
         observers=[policy, stats, *tracers, *chained, *([tops] if tops else [])],
         tracers=tracers,
@@ -326,6 +268,7 @@ def _draft_policy(
     config = request.config
     if costs is None or config.draft_policy == "fixed":
         return FixedDraftPolicy(config.layer_widths, rule.propose)
+    assert rule.draft_scores is not None  # as the options require of policy "throughput"
     return ThroughputDraftPolicy(
         costs,
         request.estimator,

@@ -20,6 +20,7 @@ from typing import Any
 from dsbd_ort.decoding import DecodingStats
 from dsbd_ort.decoding.beams import Agreement
 from dsbd_ort.decoding.computed_distributions import ComputedDistributions
+from dsbd_ort.decoding.draft_stage import DraftStage
 from dsbd_ort.decoding.drafting.draft import FixedDraftPolicy
 from dsbd_ort.decoding.drafting.throughput import ThroughputDraftPolicy
 from dsbd_ort.decoding.forest_runner import ForestRunner
@@ -27,20 +28,19 @@ from dsbd_ort.decoding.kv_cache import SharedKVCache
 from dsbd_ort.decoding.rule import LayerBuilder
 from dsbd_ort.decoding.sample_rule import GumbelCoupling, SampleRule
 from dsbd_ort.decoding.search_rule import SearchRule
-from dsbd_ort.decoding.set_up import DraftStage
 from dsbd_ort.decoding.stats import StatsRecorder
 from dsbd_runtime.engine.causal_lm import CausalLM
 from scripts.document_sections import table
 
 ENGINE = "engine"
 _LOOP = importlib.import_module("dsbd_ort.decoding.decode")  # the package's `decode` is a function
-_STAGE = importlib.import_module("dsbd_ort.decoding.set_up")
+_STAGE = importlib.import_module("dsbd_ort.decoding.draft_stage")
 _POLICY = "rest", "begin", "wants_layer", "takes_all", "choose", "choose_forced", "observe"
 STEPS: dict[str, tuple[tuple[type | ModuleType, tuple[str, ...]], ...]] = {
     "draft": (
         (DraftStage, ("draft",)),
         (_STAGE, ("draft_forest",)),
-        (FixedDraftPolicy, _POLICY[1:]),
+        (FixedDraftPolicy, _POLICY),
     ),
     "policy": ((ThroughputDraftPolicy, _POLICY),),
     "forward": (
@@ -54,8 +54,8 @@ STEPS: dict[str, tuple[tuple[type | ModuleType, tuple[str, ...]], ...]] = {
         (_LOOP, ("_verify_and_select",)),
         (ComputedDistributions, ("joint",)),
         (ForestRunner, ("are_computed", "read_left_out")),
-        (GumbelCoupling, ("propose",)),
-        (SampleRule, ("draft_scores", "is_finished")),
+        (GumbelCoupling, ("propose", "scores")),
+        (SampleRule, ("is_finished",)),
         (SearchRule, ("propose", "draft_scores", "is_finished")),
         (LayerBuilder, ("descended",)),
     ),

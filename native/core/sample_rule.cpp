@@ -37,10 +37,10 @@ public:
         return coupling_->propose(joint, num_draws, depth);
     }
     Floats draft_scores(JointDistribution& joint, std::size_t depth) override {
-        // The throughput policy, which alone asks, requires the gumbel coupling. It reads so many.
+        // The throughput policy, which alone asks, reads so many.
         const std::size_t most = std::max(config_.most_draft_beams(), config_.num_beams) + 1;
         if (joint.whole) joint = joint.few_by_noise(builder_.forest.path_keys, most, depth);
-        return dynamic_cast<const GumbelCoupling&>(*coupling_).scores(joint, depth);
+        return coupling_->scores(joint, depth);
     }
     std::vector<Beams> select(ForestRunner& target, Beams beams,
                               const std::vector<DraftLayer>& drafted, std::size_t depth) override {

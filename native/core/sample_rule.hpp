@@ -23,6 +23,8 @@ public:
     /// Draw the target's candidates. layer: null if none was drafted.
     virtual Choice choose(const JointDistribution& joint, const DraftLayer* layer,
                           std::size_t num_draws, std::size_t depth) = 0;
+    /// Return the scores by which `propose` ranks candidates, (num_candidates,); draws have none.
+    virtual Floats scores(const JointDistribution&, std::size_t) const { return {}; }
 
     bool keeps_descendants = true;
     bool reads_draft_distributions = false;
@@ -51,7 +53,7 @@ public:
         return {propose(joint, num_draws, depth), true};
     }
     /// Return log P + G of every candidate, (num_candidates,).
-    Floats scores(const JointDistribution& joint, std::size_t depth) const;
+    Floats scores(const JointDistribution& joint, std::size_t depth) const override;
 
 private:
     const Forest& forest_;

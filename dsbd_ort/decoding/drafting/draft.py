@@ -99,6 +99,9 @@ class Drafter(Protocol):
 class DraftPolicy(Observer, Protocol):
     """Decides, layer by layer, whether to draft and how many candidates (docs/algorithm.md 3.5)."""
 
+    def rest(self) -> int:
+        """Return for how many iterations, this one included, no draft is made; count one."""
+
     def begin(self, num_pending: int, most_layers: int) -> None:
         """Start an iteration: ``num_pending`` target rows in any case, ``most_layers`` usable."""
 
@@ -125,6 +128,9 @@ class FixedDraftPolicy:
     def __init__(self, layer_widths: tuple[int, ...], propose: Propose) -> None:
         self._layer_widths, self._propose = layer_widths, propose
         self._layer = self._num_forced = self._most_layers = 0
+
+    def rest(self) -> int:
+        return 0
 
     def begin(self, num_pending: int, most_layers: int) -> None:
         self._layer, self._num_forced, self._most_layers = 0, 0, most_layers

@@ -122,7 +122,6 @@ class ThroughputDraftPolicy:
         self._gains_ahead = np.zeros(LOOK_AHEAD + 1)  # seconds, of that many further layers
 
     def rest(self) -> int:
-        """Return for how many iterations, this one included, no draft is made; count one."""
         num_to_rest = self._num_to_rest
         self._num_to_rest = max(num_to_rest - 1, 0)
         return num_to_rest
