@@ -199,7 +199,6 @@ std::unique_ptr<DraftPolicy> LoopParts::make_policy() {
     };
     settings.context_size = [this] { return late_ ? late_->context.size() : WHOLE_CONTEXT; };
     settings.may_rest = !config.constraint;
-    if (config.num_beams == 1) put_off_ = late_;
     return throughput_policy(
         *costs_, *request.estimator,
         [this](JointDistribution& joint, std::size_t depth) {
@@ -223,7 +222,7 @@ void LoopParts::make_drafter() {
 
 EngineCalls<std::vector<DraftLayer>> LoopParts::draft(const Beams& beams, std::size_t depth) {
     const std::size_t num_to_rest = policy_->rest();
-    if (put_off_) put_off_->rest(num_to_rest, beams);
+    if (late_ && config.num_beams == 1) late_->rest(num_to_rest, beams);
     if (!drafter_ || num_to_rest) co_return std::vector<DraftLayer>{};
     if (late_ && !late_->can_draft(beams)) co_return std::vector<DraftLayer>{};
     std::size_t num_pending = 0;

@@ -84,8 +84,7 @@ private:
     std::unique_ptr<DraftPolicy> policy_;
     std::unique_ptr<Drafter> chained_;
     Drafter* drafter_ = nullptr;  // the one that is used, if any
-    LateRunner* late_ = nullptr;     // the draft's, unless it reads features
-    LateRunner* put_off_ = nullptr;  // that a policy which rests puts off
+    LateRunner* late_ = nullptr;  // the draft's, unless it reads features
 };
 
 }  // namespace dsbd
