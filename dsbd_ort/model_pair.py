@@ -14,11 +14,12 @@ import numpy as np
 
 from dsbd_errors import DsbdError
 from dsbd_ort.decoding import DecodingConfig
+from dsbd_ort.decoding.drafting.acceptance import AcceptanceEstimator
 from dsbd_ort.decoding.drafting.cost_curve import LearnedCosts, learn_from_first_calls
 from dsbd_ort.decoding.kv_cache import PrefixCache, RowIdentity
 from dsbd_ort.decoding.option_table import OPTION_TABLE
 from dsbd_ort.pipeline_options import PipelineOptions
-from dsbd_runtime.bundle_files.bundle import Bundle
+from dsbd_runtime.bundle_files.bundle import Bundle, ModelEntry
 from dsbd_runtime.engine.causal_lm import CausalLM
 from dsbd_runtime.errors import CapacityError, InputError
 from dsbd_runtime.loading import load_causal_lm, load_pair
@@ -120,6 +121,12 @@ def drafting_setting(config: DecodingConfig) -> Hashable:
         is_predicted,
         *warping,
     )
+
+
+def new_estimator(config: DecodingConfig, draft: ModelEntry | None) -> AcceptanceEstimator:
+    """Return the estimator of a new setting, which begins with the agreement of its draft."""
+    measured = draft.agreement if draft is not None and config.has_draft_model else None
+    return AcceptanceEstimator.of_pair(None if measured is None else measured.best)
 
 
 def capacity_error(error: MemoryError) -> CapacityError:

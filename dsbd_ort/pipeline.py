@@ -7,7 +7,6 @@ import dataclasses
 import os
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Self, Unpack, cast, overload
 
@@ -38,6 +37,7 @@ from dsbd_ort.model_pair import (
     drafting_setting,
     learned_costs,
     loaded_pair,
+    new_estimator,
 )
 from dsbd_ort.option_defaults import Options, given_options
 from dsbd_ort.pipeline_options import OpeningOptions, PipelineOptions
@@ -374,9 +374,8 @@ class Pipeline:
         config, draft = request.config, self.bundle.manifest.draft
         if config.draft_policy != "throughput":
             return request
-        agreement = None if draft is None or not config.has_draft_model else draft.agreement
-        new = partial(AcceptanceEstimator.of_pair, None if agreement is None else agreement.best)
-        estimator = self._estimators.of(drafting_setting(config), new)
+        setting = drafting_setting(config)
+        estimator = self._estimators.of(setting, lambda: new_estimator(config, draft))
         return dataclasses.replace(request, costs=self.costs, estimator=estimator)
 
     @contextlib.contextmanager

@@ -18,8 +18,8 @@ from dsbd_ort.commands.option_types import PATH
 from dsbd_ort.commands.options import argument, flag
 from dsbd_ort.option_defaults import OF_SEARCHES, WARPING, listed
 from dsbd_ort.results import json_text
-from dsbd_runtime.bundle_files.bundle import Agreement, CacheEntry, open_bundle
-from dsbd_runtime.bundle_files.draft_record import DraftRecord
+from dsbd_runtime.bundle_files.bundle import CacheEntry, open_bundle
+from dsbd_runtime.bundle_files.draft_record import DraftAgreement, DraftRecord
 from dsbd_runtime.engine.providers import find_provider
 from dsbd_runtime.parts.cache_entries import AttentionRows, ConvolutionRows, RecurrentRows
 from dsbd_runtime.parts.features import FeatureEntry
@@ -272,7 +272,7 @@ def _model_cells(model: Summary) -> dict[str, str]:
     }
 
 
-def _agreement_cells(agreement: Agreement | None) -> dict[str, str]:
+def _agreement_cells(agreement: DraftAgreement | None) -> dict[str, str]:
     if agreement is None:
         return {}
     return {

@@ -69,7 +69,7 @@ class DraftBudget:
         self.add(self.share * prompt)
 
     def advance(self, expected: float) -> None:
-        """Add a share of a request's expected time at its start, unless drafts have lost much.
+        """Advance a share of a request's expected time as it begins, while estimates are believed.
 
         The shares of that many iterations are then in the balance already.
         """
@@ -119,7 +119,7 @@ _NUM_BINS = len(_GAP_CENTRES)
 _FIRST_GUESS = 1.0 - 0.5 * np.exp(-_GAP_CENTRES)  # half without a gap, more the wider the gap
 _GUESS_WEIGHT = 2.0  # observations of each gap that the guess counts for, always
 _LEVEL_WEIGHT = 3.0  # accepted layers that the first guess counts for, of all gaps together
-_MEASURED_WEIGHT = 8.0  # the same of a measured agreement, which texts differ from by some 0.15
+_MEASURED_WEIGHT = 8.0  # the same of a measured agreement: other texts agree more or less
 _USUAL_GUESS = 0.97  # mean of the first guess over the gaps of a pair that agrees in nine of ten
 _MEMORY = 0.985  # weight that a layer's observations keep after another
 _MANY_CHOSEN = 8  # layers from which on a running mean takes a tenth of the next one

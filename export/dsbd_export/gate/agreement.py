@@ -16,7 +16,8 @@ from dsbd_export.gate.unwritten_bundle import unwritten_bundle
 from dsbd_export.progress import Report
 from dsbd_forward.forward import Forward
 from dsbd_forward.rows import NO_INTS, Ints
-from dsbd_runtime.bundle_files.bundle import Agreement, ModelEntry
+from dsbd_runtime.bundle_files.bundle import ModelEntry
+from dsbd_runtime.bundle_files.draft_record import DraftAgreement
 from dsbd_runtime.errors import BundleError, InputError
 from dsbd_runtime.text.chat_template import ChatTemplate
 from dsbd_runtime.text.tokenizer import Tokenizer
@@ -41,7 +42,7 @@ _Rows = tuple[Ints, Floats]
 
 def measured_agreement(
     folder: Path, target: ModelEntry, draft: ModelEntry, report: Report
-) -> Agreement | None:
+) -> DraftAgreement | None:
     """Return the agreement of two exported engines; None: they do not continue plain text."""
     most_prompt = min(target.context_length, draft.context_length) - _NEW_TOKENS
     reads_more = target.encoder is not None or target.given is not None
@@ -63,7 +64,7 @@ def measured_agreement(
     found = proposed[is_read][:, :4] == wanted[is_read][:, :1]
     is_same = wanted[is_read][:, :, None] == proposed[is_read][:, None, :]
     both = np.minimum(target_mass[is_read][:, :, None], draft_mass[is_read][:, None, :])
-    return Agreement(
+    return DraftAgreement(
         num_tokens=int(is_read.sum()),
         best=float(found[:, 0].mean()),
         overlap=float((both * is_same).sum(axis=(1, 2)).mean()),

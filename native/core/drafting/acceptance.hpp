@@ -32,7 +32,7 @@ struct DraftBudget {
     bool has_earned() const;
     /// Add the share of a prompt, by its cost to the target and to the draft model.
     void begin_request(double prompt, double draft_prompt);
-    /// Add a share of a request's expected time at its start, unless drafts have lost much.
+    /// Advance a share of a request's expected time as it begins, while estimates are believed.
     void advance(double expected);
     void pass_iteration();
     /// Add earnings less their cost, which may be negative.

@@ -23,7 +23,6 @@ from dsbd_runtime.bundle_files.manifest import (
     DTYPES,
     MANIFEST_NAME,
     SCHEMA_VERSION,
-    Agreement,
     FileEntry,
     Manifest,
     ModelEntry,
@@ -42,7 +41,7 @@ from dsbd_runtime.typed_json import in_short, name_in_short
 
 # Names that other packages import from here; the others are defined in this module.
 __all__ = ["DTYPES", "ENCODER_FILE", "ENCODER_WEIGHTS_FILE", "FOLD_FILE", "MANIFEST_NAME"]
-__all__ += ["SCHEMA_VERSION", "Agreement", "CacheEntry", "FileEntry", "Manifest", "ModelEntry"]
+__all__ += ["SCHEMA_VERSION", "CacheEntry", "FileEntry", "Manifest", "ModelEntry"]
 __all__ += ["ParityCase", "ParityReport"]
 
 ROLES = ("target", "draft")

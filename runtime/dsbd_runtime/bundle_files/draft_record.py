@@ -1,7 +1,7 @@
-"""Record of a distilled draft: how it was trained, and what its training measured.
+"""Measurements of a draft: its record, by its training, and its agreement, by its export.
 
-dsbd-distill writes it to the folder of the draft, the export copies it next to the draft's engine,
-where the manifest lists it as it lists every file. It is shown to people only.
+dsbd-distill writes the record to the folder of the draft, the export copies it next to the draft's
+engine, where the manifest lists it as it lists every file. It is shown to people only.
 """
 
 import dataclasses
@@ -9,9 +9,29 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from dsbd_runtime.typed_json import json_from_file, typed
+from dsbd_runtime.typed_json import json_from_file, mismatch, typed
 
 RECORD_FILE = "dsbd_distill.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DraftAgreement:
+    """How well a draft predicts the greedy answers of its target: means over ``num_tokens``.
+
+    best: how often its most probable token is the target's. overlap: the sum of min(p, q) over the
+    tokens, at temperature 1. best_four: how often the target's token is among its four best.
+    """
+
+    num_tokens: int
+    best: float
+    overlap: float
+    best_four: float
+
+    def check(self, where: str) -> None:
+        """Raise BundleError unless the means are shares."""
+        for name in ("best", "overlap", "best_four"):
+            if not 0.0 <= (share := getattr(self, name)) <= 1.0:
+                raise mismatch("a number from 0 to 1", share, f"{where}: {name}")
 
 
 @dataclass(frozen=True, kw_only=True)

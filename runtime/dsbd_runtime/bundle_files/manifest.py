@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dsbd_forward.spec import EngineSpec, MemorySpec
+from dsbd_runtime.bundle_files.draft_record import DraftAgreement
 from dsbd_runtime.bundle_files.older_manifests import MOST_LAYERS, OLDER_VERSIONS, as_current
 from dsbd_runtime.errors import BundleError
 from dsbd_runtime.parts.alignment import AlignmentGraphEntry
@@ -110,20 +111,6 @@ class NativeText:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Agreement:
-    """How well a draft predicts its target's own greedy answers, as means over their tokens.
-
-    best: how often its most probable token is the target's. overlap: the sum of min(p, q) over the
-    tokens, at temperature 1. best_four: how often the target's token is among its four best.
-    """
-
-    num_tokens: int
-    best: float
-    overlap: float
-    best_four: float
-
-
-@dataclass(frozen=True, kw_only=True)
 class ModelEntry:
     """Manifest entry of one engine: all that a host needs.
 
@@ -175,7 +162,7 @@ class ModelEntry:
     given: GivenEntry | None = None
     form: str | None = None
     native_text: NativeText | None = None
-    agreement: Agreement | None = None
+    agreement: DraftAgreement | None = None
 
     @property
     def head(self) -> HeadEntry:
@@ -320,11 +307,8 @@ def check_entry(entry: ModelEntry, where: str) -> None:
             raise mismatch(f"one of {', '.join(known)}", value, f"{where}: {name}")
     if entry.bit_exact not in BIT_EXACTNESS:
         raise mismatch(f"one of {BIT_EXACTNESS}", entry.bit_exact, f"{where}: bit_exact")
-    if (found := entry.agreement) is not None:
-        shares = {"best": found.best, "overlap": found.overlap, "best_four": found.best_four}
-        for name, share in shares.items():
-            if not 0.0 <= share <= 1.0:
-                raise mismatch("a number from 0 to 1", share, f"{where}: agreement: {name}")
+    if entry.agreement is not None:
+        entry.agreement.check(f"{where}: agreement")
     for token_id in (*entry.eos_token_ids, entry.bos_token_id or 0):
         if not 0 <= token_id < entry.vocab_size:
             raise mismatch(f"0 to {entry.vocab_size - 1}", token_id, f"{where}: a special token id")
