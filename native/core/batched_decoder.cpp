@@ -69,6 +69,18 @@ std::size_t BatchedDecoder::num_used_rows() const {
     return most;
 }
 
+void BatchedDecoder::keep_for(const RowIdentity& path) {
+    for (const auto& cache : caches_) {
+        if (cache) cache->keep_for(path);
+    }
+}
+
+void BatchedDecoder::forget() {
+    for (const auto& cache : caches_) {
+        if (cache) cache->forget();
+    }
+}
+
 BatchedDecoder::Member BatchedDecoder::join(DecodingRequest request) {
     const auto member = std::make_shared<BatchMember>(std::move(request));
     const SourcePointer& source = member->request.source;
@@ -250,6 +262,10 @@ void BatchedDecoder::run_together(Role role, std::vector<Member> members,
     const double seconds = options_.clock() - began;
     if (options_.costs) observe_call(*options_.costs, calls, seconds, results[0]);
     for (std::size_t i = 0; i < members.size(); ++i) {
+        if (const auto error = results[0].error_of(members[i]->request.source.get())) {
+            end(members[i], error, progress);
+            continue;
+        }
         calls[i]->meter->count(calls[i]->num_rows, seconds, results[i]);
         advance(members[i], results[i], progress);
     }

@@ -144,7 +144,8 @@ EngineCalls<DecodeResult> decoding_loop(DecodingRequest& request, CacheView& tar
         beams = prune(run, iteration);
         depth += iteration.committed.size();
         if (request.on_iteration) {
-            request.on_iteration({run.hypotheses, iteration.hypotheses, run.agreement});
+            request.on_iteration({run.hypotheses, iteration.hypotheses, run.agreement, *run.stats,
+                                  run.tops()});
         }
     }
     co_return finish(run, beams);

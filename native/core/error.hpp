@@ -18,6 +18,12 @@ public:
     using Error::Error;
 };
 
+/// A constraint or a processor leaves a path no token, or breaks its word.
+class ConstraintError : public Error {
+public:
+    using Error::Error;
+};
+
 /// The memory that a request may use does not suffice.
 class CapacityError : public Error {
 public:

@@ -255,6 +255,12 @@ Ints LateRunner::tokens() const {
     return found;
 }
 
+void LateRunner::start_here() {
+    offset_ = context.offset();
+    view_.prefix.start = context.start();
+    view_.prefix.num_begin = context.num_begin();
+}
+
 bool LateRunner::can_draft(const Beams& beams) {
     newest_ = at(std::ranges::max(entries_at(forest.positions, beams.nodes)));
     if (context.reaches(newest_)) return true;  // usually
@@ -268,7 +274,7 @@ EngineCalls<void> LateRunner::compute(Nodes pending) {
     if (is_unread_) co_await read_prompt();
     if (!context.reaches(newest_)) {
         const std::size_t num_dropped = context.begin_again(first_, newest_);
-        offset_ = context.offset();
+        start_here();
         std::optional<EngineCall> again = view_.begin_again(num_dropped, context.num_begin());
         if (again) co_await needed(*again);
     }
@@ -282,7 +288,7 @@ EngineCalls<void> LateRunner::read_prompt() {
     token_ids = context.tokens(token_ids);
     is_unread_ = is_put_off_ = false;
     view_.prefix = longest_prefix({token_ids, view_.prefix.source});
-    offset_ = context.offset();
+    start_here();
     co_await prefill(std::move(token_ids));
 }
 

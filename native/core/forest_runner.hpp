@@ -132,6 +132,7 @@ public:
 private:
     PrefixCache longest_prefix(const RowIdentity& identity) const;
     EngineCalls<void> read_prompt();
+    void start_here();
     void prefill_later(const Beams& beams);
     void put_off(const Beams& beams);
     Ints tokens() const;

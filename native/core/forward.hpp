@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <memory>
 #include <numeric>
@@ -183,6 +184,16 @@ struct ForwardResult {
     double source_seconds = 0.0;               // that reading it took
     double source_own_seconds = 0.0;           // of these the engine's, without its target's
     std::optional<double> run_s;               // seconds in the engine's runtime, if measured
+    // Of a forward of several sources: those that could not be read, whose rows mean nothing.
+    std::vector<std::pair<const Source*, std::exception_ptr>> failed;
+
+    /// The error of a source; null: it was read.
+    std::exception_ptr error_of(const Source* source) const {
+        for (const auto& [other, error] : failed) {
+            if (other == source) return error;
+        }
+        return nullptr;
+    }
 };
 
 }  // namespace dsbd

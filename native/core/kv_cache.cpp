@@ -29,6 +29,17 @@ std::size_t PrefixCache::num_common(const RowIdentity& identity) const {
     return static_cast<std::size_t>(ends.in1 - tokens.begin());
 }
 
+RowIdentity PrefixCache::identity_of(const RowIdentity& path) const {
+    RowIdentity found{{}, path.source};
+    const auto size = [](std::size_t wanted, const Ints& known) {
+        return static_cast<std::ptrdiff_t>(std::min(wanted, known.size()));
+    };
+    found.tokens.assign(tokens.begin(), tokens.begin() + size(num_begin, tokens));
+    found.tokens.insert(found.tokens.end(), path.tokens.begin() + size(start, path.tokens),
+                        path.tokens.end());
+    return found;
+}
+
 void PrefixCache::shorten(std::size_t num_tokens) {
     if (tokens.size() > num_tokens) tokens.resize(num_tokens);
     if (rows.size() > num_tokens) rows.resize(num_tokens);
@@ -65,6 +76,22 @@ void SharedKVCache::close_view(UsedRows& view) {
     if (view.prefix.tokens.empty()) return;
     closed_.push_back(view.prefix);
     if (closed_.size() > MOST_CLOSED) closed_.erase(closed_.begin());
+}
+
+void SharedKVCache::keep_for(const RowIdentity& path) {
+    PrefixCache longest;
+    std::size_t most_common = 0;
+    for (const PrefixCache& prefix : shares_prefixes_ ? closed_ : std::vector<PrefixCache>{}) {
+        const std::size_t num_common = prefix.num_common(prefix.identity_of(path));
+        if (num_common <= most_common) continue;
+        longest = prefix;
+        most_common = num_common;
+    }
+    longest.shorten(most_common);
+    keep_rows(longest.rows);
+    count_up(longest.rows, longest.rows.size());
+    closed_.clear();
+    if (most_common) closed_.push_back(std::move(longest));
 }
 
 PrefixCache SharedKVCache::longest_prefix(const RowIdentity& identity) const {
@@ -203,17 +230,22 @@ Flags SharedKVCache::used() const {
 /// Drop all other rows, those of closed views among them.
 void SharedKVCache::keep(const Flags& is_used) {
     closed_.clear();
-    Ints kept, new_rows(is_used.size());
-    for (std::size_t row = 0; row < is_used.size(); ++row) {
-        new_rows[row] = static_cast<std::int64_t>(kept.size());
-        if (!is_used[row]) continue;
-        tokens_[kept.size()] = tokens_[row];
-        positions_[kept.size()] = positions_[row];
-        kept.push_back(static_cast<std::int64_t>(row));
-    }
+    const Ints kept = places_of(is_used);
     if (kept.size() == is_used.size()) return;
-    engine_.keep(kept);
+    Ints new_rows(is_used.size());
+    for (std::size_t i = 0; i < kept.size(); ++i) new_rows[at(kept[i])] = static_cast<std::int64_t>(i);
+    keep_rows(kept);
     for (UsedRows* view : views_) view->renumber(new_rows);
+}
+
+void SharedKVCache::keep_rows(const Ints& rows) {
+    if (rows.size() == engine_.num_rows()) return;
+    engine_.keep(rows);
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+        tokens_[i] = tokens_[at(rows[i])];
+        positions_[i] = positions_[at(rows[i])];
+    }
+    next_check_ = 0;
 }
 
 }  // namespace dsbd

@@ -40,9 +40,13 @@ struct PrefixCache {
     Ints rows;  // (>= num_tokens,) increasing, of each token
     SourcePointer source;
     PromptFeature feature;  // for a feature draft
+    // The first token of the path after `num_begin` begin tokens, see DraftContext.
+    std::size_t start = 0, num_begin = 0;
 
     /// Return how many first tokens of a path have rows here.
     std::size_t num_common(const RowIdentity& identity) const;
+    /// Return what rows that begin at `start` would be of a path.
+    RowIdentity identity_of(const RowIdentity& path) const;
     /// Keep only the first tokens.
     void shorten(std::size_t num_tokens);
 };
@@ -82,6 +86,10 @@ public:
     }
     /// Give up a view's rows; until dropped its prefix may serve a request that begins alike.
     void close_view(UsedRows& view);
+    /// Let no view begin with rows of closed ones.
+    void forget() { closed_.clear(); }
+    /// Drop all rows except the longest prefix that a path has here; no view is open.
+    void keep_for(const RowIdentity& path);
     /// Return a copy of the longest prefix of a path of any view, with the path's source.
     PrefixCache longest_prefix(const RowIdentity& identity) const;
 
@@ -103,6 +111,7 @@ private:
     void make_room(std::size_t num_new);
     Flags used() const;
     void keep(const Flags& is_used);
+    void keep_rows(const Ints& rows);
     const Forward& written(std::span<EngineCall* const> calls);
     void join(const Forward& part);
 

@@ -40,17 +40,21 @@ struct IterationOutput {
     const Hypotheses& hypotheses;
     const Ints& live;
     Agreement& agreement;
+    const StatsRecorder& recorder;
+    const TopTokens* tops;  // null without `top_logprobs` in the request
 
     /// New tokens, from the first on, that all live hypotheses share: they are final.
     const Ints& agreed_tokens() const {
         agreement.update(live);
         return agreement.tokens;
     }
+    /// Hypotheses of the agreed tokens from number `start` on.
+    IntSpan agreed(std::size_t start) const {
+        return IntSpan(agreement.entries).subspan(std::min(start, agreed_tokens().size()));
+    }
     /// Raw log-probabilities of the agreed tokens from number `start` on.
     Floats agreed_logprobs(std::size_t start) const {
-        const std::size_t num_before = std::min(start, agreed_tokens().size());
-        return entries_at(hypotheses.token_logprobs,
-                          std::span(agreement.entries).subspan(num_before));
+        return entries_at(hypotheses.token_logprobs, agreed(start));
     }
 };
 

@@ -14,6 +14,8 @@ __extension__ using Uint128 = unsigned __int128;  // of GCC and Clang
 class RandomGenerator {
 public:
     explicit RandomGenerator(Uint128 seed);
+    /// Go on from the state of another PCG64.
+    RandomGenerator(Uint128 state, Uint128 increment) : state_(state), increment_(increment) {}
 
     std::uint64_t next();
     /// `integers(2**63)`, whose first one is the noise key of a request.

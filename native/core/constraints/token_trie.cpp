@@ -189,7 +189,7 @@ Constraint::State TokenTrie::advance(State state, std::int64_t token) const {
     const auto found_in = edges(state);
     const auto edge = std::ranges::lower_bound(found_in, token);
     if (edge == found_in.end() || *edge != token) {
-        throw Error(name() + " has no token " + std::to_string(token) + " after node " +
+        throw ConstraintError(name() + " has no token " + std::to_string(token) + " after node " +
                     std::to_string(state) +
                     "; a path advances by the tokens that are allowed there");
     }

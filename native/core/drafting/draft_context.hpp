@@ -35,6 +35,8 @@ public:
     /// Takes what lives as long as the context.
     DraftContext(const ContextSettings& settings, const AcceptanceEstimator& estimator);
 
+    /// The first token that is read after the begin token; 0: the whole path is read.
+    std::size_t start() const { return start_; }
     /// Positions by which the draft's are lower: the start, less the row of a begin token before it.
     std::size_t offset() const { return start_ - num_begin(); }
     /// Rows before the one of the start: that of a begin token.

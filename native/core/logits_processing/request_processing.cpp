@@ -178,7 +178,7 @@ AllowedAfter RequestProcessing::allowed_after(std::int64_t node) const {
     if (found.tokens.empty()) return found;
     const auto [lowest, highest] = std::ranges::minmax(found.tokens);
     if (lowest < 0 || at(highest) >= vocab_size()) {
-        throw Error(constraint_->constraint.name() + " allows token ids from " +
+        throw ConstraintError(constraint_->constraint.name() + " allows token ids from " +
                     std::to_string(lowest) + " to " + std::to_string(highest) +
                     "; expected 0 to " + std::to_string(vocab_size() - 1) +
                     ", the target's vocabulary");
@@ -207,13 +207,13 @@ void RequestProcessing::process(std::int64_t node, IntSpan tokens, std::span<dou
 void RequestProcessing::check_continues(IntSpan nodes, std::size_t num_candidates) const {
     for (const auto node : nodes) {
         if (!constraint_ || !AllowedAfter::after(node, &*constraint_).tokens.empty()) continue;
-        throw Error(constraint_->constraint.name() +
+        throw ConstraintError(constraint_->constraint.name() +
                     " neither accepts nor continues the new tokens " + new_tokens(node) +
                     "; expected a token that may follow, or an end-of-sequence id where it "
                     "accepts: change one of them");
     }
     if (num_candidates) return;
-    throw Error(
+    throw ConstraintError(
         "processors and constraint leave no token to any beam, such as the one of the new tokens " +
         new_tokens(nodes[0]) + "; expected at least one: relax them");
 }
