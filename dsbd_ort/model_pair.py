@@ -1,22 +1,18 @@
 """The target and draft of a pipeline: their use, and what they keep between requests.
 
-Cache rows are kept for a next prompt that begins alike, acceptance estimators for draft_policy
-"throughput", texts for the n-gram drafter.
+Acceptance estimators for draft_policy "throughput", texts for the n-gram drafter.
 """
 
 import contextlib
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator
 from typing import Generic, TypeVar
-
-import numpy as np
 
 from dsbd_errors import DsbdError
 from dsbd_ort.decoding import DecodingConfig
 from dsbd_ort.decoding.drafting.acceptance import AcceptanceEstimator
 from dsbd_ort.decoding.drafting.cost_curve import LearnedCosts, learn_from_first_calls
-from dsbd_ort.decoding.kv_cache import PrefixCache, RowIdentity
 from dsbd_ort.decoding.option_table import OPTION_TABLE
 from dsbd_ort.pipeline_options import PipelineOptions
 from dsbd_runtime.bundle_files.bundle import Bundle, ModelEntry
@@ -62,30 +58,6 @@ class RequestLock:
     @property
     def is_own(self) -> bool:
         return self._owner == threading.get_ident()
-
-
-class KeptRows:
-    """The rows that a request leaves in the caches for the next one with the same prefix."""
-
-    def __init__(self, models: Sequence[CausalLM], *, are_reused: bool) -> None:
-        """Take target and draft, if any, with empty caches, reused only if ``are_reused``."""
-        self._models = models
-        self._are_reused = are_reused
-        self.forget()
-
-    def forget(self) -> None:
-        self.prefixes = PrefixCache(), PrefixCache()
-
-    def drop_except(self, identity: RowIdentity) -> None:
-        """Release the memory of the last request, except what it has in common with a path."""
-        if not self._are_reused:
-            self.forget()
-        for model, prefix in zip(self._models, self.prefixes, strict=False):
-            prefix.begin(prefix.identity_of(identity))
-            model.keep(prefix.rows)
-            prefix.rows = np.arange(len(prefix.rows))
-            model.shrink()
-            model.reset_peak()
 
 
 class Recent(Generic[T]):

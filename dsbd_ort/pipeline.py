@@ -22,15 +22,14 @@ from dsbd_ort.decoding import (
     WithResult,
     result_of,
 )
-from dsbd_ort.decoding.batched_decoder import BatchedDecoder, decoded_together
-from dsbd_ort.decoding.decode import Iterations, decode_iterations
+from dsbd_ort.decoding.decoder import Decoder
 from dsbd_ort.decoding.drafting.acceptance import AcceptanceEstimator
 from dsbd_ort.decoding.drafting.cost_curve import Costs
-from dsbd_ort.decoding.kv_cache import RowIdentity
+from dsbd_ort.decoding.native_decoder import new_decoder
 from dsbd_ort.decoding.set_up import check_decodable
+from dsbd_ort.decoding.whole_requests import Iterations, decoded_alone, decoded_together
 from dsbd_ort.model_pair import (
     MOST_ESTIMATORS,
-    KeptRows,
     Recent,
     RequestLock,
     capacity_error,
@@ -103,8 +102,8 @@ class Pipeline:
         self._draft = draft
         self.costs = costs or learned_costs(bundle, draft)
         self._lock = RequestLock()
-        self.reuses_prefix = options.prefix_cache
-        self._rows = KeptRows(self._models, are_reused=options.prefix_cache)
+        self._loop, self._reuses_prefix = options.loop, options.prefix_cache
+        self._decoder = self.new_decoder()
         self._estimators: Recent[AcceptanceEstimator] = Recent(MOST_ESTIMATORS)
 
     @classmethod
@@ -300,10 +299,10 @@ class Pipeline:
         ]
 
     def _decoded_together(self, requests: Sequence[DecodingRequest]) -> list[DecodeResult]:
-        with self.engines() as models, self._failures_cleaned_up():
-            decoder = BatchedDecoder(*models, shares_prefixes=self.reuses_prefix, costs=self.costs)
+        with self.engines(), self._failures_cleaned_up():
             planned = [self.planned(request) for request in requests]
-            return [self.with_peak(each) for each in decoded_together(decoder, planned, _TOGETHER)]
+            found = decoded_together(self._decoder, planned, _TOGETHER)
+            return [self.with_peak(each) for each in found]
 
     def stream(
         self,
@@ -369,6 +368,17 @@ class Pipeline:
                     held.enter_context(sources.slots.held(source))
             yield
 
+    def new_decoder(self, max_rows: int | None = None) -> Decoder:
+        """Return a decoder on the engines, whose caches are empty and used for nothing else."""
+        return new_decoder(
+            self._target,
+            self._draft,
+            self._loop,
+            max_rows=max_rows,
+            shares_prefixes=self._reuses_prefix,
+            costs=self.costs,
+        )
+
     def planned(self, request: DecodingRequest) -> DecodingRequest:
         """Return the request with the costs and the acceptance estimator of its draft policy."""
         config, draft = request.config, self.bundle.manifest.draft
@@ -383,16 +393,15 @@ class Pipeline:
         """Hold target and draft (None without one) with empty caches; other threads wait."""
         with self._lock.held():
             try:
-                self._empty_caches()
+                self._free_memory(None)
                 yield self._target, self._draft
             finally:
-                self._empty_caches()
+                self._free_memory(None)
 
     def _iterations(self, request: DecodingRequest) -> Iterations:
         with self._lock.held(), self._failures_cleaned_up():
-            request = self.planned(request)
-            self._rows.drop_except(request.reusable_prompt("draft"))
-            iterations = decode_iterations(request, self._target, self._draft, self._rows.prefixes)
+            self._free_memory(request)
+            iterations = decoded_alone(self._decoder, self.planned(request))
             return self.with_peak((yield from iterations))
 
     def with_peak(self, result: DecodeResult) -> DecodeResult:
@@ -410,11 +419,14 @@ class Pipeline:
         except GeneratorExit:  # a stream was closed: its rows are valid
             raise
         except BaseException as error:
-            self._rows.forget()
+            self._decoder.forget()
             if isinstance(error, MemoryError):
                 raise capacity_error(error) from error
             raise
 
-    def _empty_caches(self) -> None:
-        self._rows.forget()
-        self._rows.drop_except(RowIdentity([]))
+    def _free_memory(self, request: DecodingRequest | None) -> None:
+        """Free the memory of all rows except those that a request can use."""
+        self._decoder.keep_for(request)
+        for model in self._models:
+            model.shrink()
+            model.reset_peak()

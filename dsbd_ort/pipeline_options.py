@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypedDict
+from typing import Any, TypedDict, get_args
 
 from dsbd_ort.decoding.errors import ConfigError
+from dsbd_ort.decoding.native_decoder import Loop
 from dsbd_ort.decoding.option_values import Domain, OneOf, Whole, did_you_mean, shown
 from dsbd_runtime.engine.settings import EngineSettings
 
@@ -53,6 +54,7 @@ _DOMAINS: dict[str, Domain] = {
     "generation_config": _BOOL,
     "chat_defaults": _BOOL,
     "ngram_pool": Whole(0, _MOST),
+    "loop": OneOf(get_args(Loop)),
 }
 
 
@@ -73,6 +75,9 @@ class PipelineOptions(EngineSettings):
             tokens.
         ngram_pool: tokens of earlier requests' texts that the n-gram drafter searches as well; 0:
             only those of the request itself.
+        loop: "python" decodes in numpy, "native" by the core in C++ (dsbd_ort_native), with the
+            same results; "auto" by the core where it is installed, except requests that it does
+            not know (docs/python.md).
     """
 
     provider: str = "cpu"
@@ -82,6 +87,7 @@ class PipelineOptions(EngineSettings):
     generation_config: bool = True
     chat_defaults: bool = False
     ngram_pool: int = 16_384
+    loop: Loop = "auto"
 
     def __post_init__(self) -> None:
         for name, domain in _DOMAINS.items():
@@ -113,3 +119,4 @@ class OpeningOptions(TypedDict, total=False):
     generation_config: bool
     chat_defaults: bool
     ngram_pool: int
+    loop: Loop

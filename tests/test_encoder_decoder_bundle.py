@@ -12,7 +12,7 @@ from click.testing import CliRunner
 import dsbd_ort
 from dsbd_ort.cli import inspect
 from dsbd_ort.decoding import DecodingError, DecodingRequest, result_of
-from dsbd_ort.decoding.decode import decode_iterations
+from dsbd_ort.decoding.whole_requests import decode_iterations
 from dsbd_runtime.errors import BundleError, CapacityError, InputError, ProviderError
 from scripts.family_checkpoints import SOURCE_READERS
 from tests.encoder_decoder_pair import (

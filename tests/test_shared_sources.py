@@ -11,7 +11,8 @@ import pytest
 import dsbd_ort
 from dsbd_forward.forward import Forward, RowSources
 from dsbd_ort.decoding import DecodeResult
-from dsbd_ort.decoding.batched_decoder import BatchedDecoder, decoded_together
+from dsbd_ort.decoding.batched_decoder import BatchedDecoder
+from dsbd_ort.decoding.whole_requests import decoded_together
 from dsbd_ort.engine import Service
 from dsbd_runtime.errors import InputError
 from dsbd_runtime.parts.sources import Sources

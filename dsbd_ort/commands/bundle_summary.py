@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
+from dsbd_ort.decoding.native_decoder import is_installed
 from dsbd_ort.option_defaults import ModelDefaults
 from dsbd_runtime.bundle_files.bundle import (
     ENCODER_FILE,
@@ -60,6 +61,7 @@ def summarize_bundle(bundle: Bundle, *, verified: bool) -> Summary:
         not_built=defaults.not_built,
         has_text_checks=TEXT_CHECKS_FILE in files,
         native_text=manifest.target.native_text,
+        has_native_loop=is_installed(),
         total_bytes=sum(files.values()),
         files=files,
         draft_record=read_record(bundle.path / record) if record in files else None,

@@ -16,6 +16,7 @@ from rich.table import Table
 from dsbd_ort.commands.bundle_summary import Summary, summarize_bundle
 from dsbd_ort.commands.option_types import PATH
 from dsbd_ort.commands.options import argument, flag
+from dsbd_ort.decoding.native_decoder import NOT_INSTALLED
 from dsbd_ort.option_defaults import OF_SEARCHES, WARPING, listed
 from dsbd_ort.results import json_text
 from dsbd_runtime.bundle_files.bundle import CacheEntry, open_bundle
@@ -54,6 +55,7 @@ The object that --json prints has these fields:
   has_text_checks (true: the native library compares its text with Python's at opening),
   native_text {encodes, decodes, renders, reason} (what the export of an older bundle measured;
     null: nothing)
+  has_native_loop (true: dsbd_ort_native is installed, and decodes what it knows)
   total_bytes, files {name: bytes}
   draft_record (null unless dsbd-distill made the draft):
     target, num_parameters, num_target_parameters, acceptance, acceptance_error,
@@ -126,7 +128,7 @@ def print_summary(summary: Summary) -> None:
     if summary.draft_record is not None:
         _print_lines(console, _record_lines(summary.draft_record))
     _print_lines(console, _defaults_lines(summary))
-    _print_lines(console, [_native_text_line(summary)])
+    _print_lines(console, [_native_text_line(summary), _loop_line(summary)])
     console.print(_files_table(summary))
     versions = ", ".join(f"{tool} {version}" for tool, version in summary.versions.items())
     console.print(
@@ -193,6 +195,12 @@ def _native_text_line(summary: Summary) -> str:
     else:
         says = f"refuses some text: {measured.reason}"
     return f"the native library {says}"
+
+
+def _loop_line(summary: Summary) -> str:
+    if summary.has_native_loop:
+        return "requests are decoded by the loop in C++, except those that it does not know"
+    return f"requests are decoded by the loop in numpy: {NOT_INSTALLED}"
 
 
 def _record_lines(record: DraftRecord) -> list[str]:

@@ -38,6 +38,7 @@ from dsbd_ort.commands.option_types import (
     constraint_given,
     scorers_given,
 )
+from dsbd_ort.decoding.native_decoder import Loop
 from dsbd_ort.decoding.option_row import OptionRow
 from dsbd_ort.decoding.option_table import IN_PYTHON_ALONE, OPTIONS_BY_SECTION
 from dsbd_ort.decoding.option_values import Texts
@@ -239,6 +240,11 @@ def pipeline_settings(*, of_server: bool = False, **fixed: Any) -> Any:
         "prefix_cache": option(help="Do not reuse cache rows of earlier prompts.", is_rare=True),
         "generation_config": option(
             help="Ignore the bundle's generation_config.json, which has the model's own defaults.",
+            is_rare=True,
+        ),
+        "loop": option(
+            type=click.Choice(get_args(Loop)),
+            help="What decodes: numpy, or the core in C++ (dsbd_ort_native) where it can [auto].",
             is_rare=True,
         ),
         "ngram_pool": option(

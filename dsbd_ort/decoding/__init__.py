@@ -9,8 +9,6 @@ from dsbd_forward.spec import EngineSpec as EngineSpec
 from dsbd_forward.spec import HeadSpec as HeadSpec
 from dsbd_ort.decoding.config import DecodingConfig as DecodingConfig
 from dsbd_ort.decoding.config import DecodingOptions as DecodingOptions
-from dsbd_ort.decoding.decode import decode as decode
-from dsbd_ort.decoding.decode import decode_iterations as decode_iterations
 from dsbd_ort.decoding.errors import ConfigError as ConfigError
 from dsbd_ort.decoding.errors import DecodingError as DecodingError
 from dsbd_ort.decoding.errors import ModelError as ModelError
@@ -29,5 +27,7 @@ from dsbd_ort.decoding.trace import TraceBeam as TraceBeam
 from dsbd_ort.decoding.trace import TraceIteration as TraceIteration
 from dsbd_ort.decoding.trace import TraceNode as TraceNode
 from dsbd_ort.decoding.trace import TraceRecorder as TraceRecorder
+from dsbd_ort.decoding.whole_requests import decode as decode
+from dsbd_ort.decoding.whole_requests import decode_iterations as decode_iterations
 
 StepModel = Engine

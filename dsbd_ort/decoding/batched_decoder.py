@@ -1,13 +1,12 @@
-"""Several requests on the same engines: their trees are one, verified in one forward.
+"""Requests on the same engines: the trees of several are one, verified in one forward.
 
 Each request runs the loop of ``decode`` and gets what it would get alone; here its engine calls are
-made together with those of the others: as many draft calls as any request needs, then one call of
+made, together with those of the others: as many draft calls as any request needs, then one call of
 the target. If the rows of a call do not fit a bounded cache, the youngest request is preempted: its
 rows are dropped, and computed again once it is resumed; what it returns stays the same.
 """
 
 import dataclasses
-import itertools
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,26 +15,18 @@ from dsbd_forward.engine import Engine
 from dsbd_forward.forward import ForwardResult
 from dsbd_ort.decoding.cache_view import CacheView
 from dsbd_ort.decoding.decode import DecodingLoop, decoding_loop
+from dsbd_ort.decoding.decoder import Member, Outcome, Preempted, Progress
 from dsbd_ort.decoding.drafting.cost_curve import Costs, observe_call
 from dsbd_ort.decoding.engine_call import Clock, EngineCall, EngineCalls, Role, forward_groups
-from dsbd_ort.decoding.kv_cache import PREFILL_CHUNK, PrefixCache, SharedKVCache
+from dsbd_ort.decoding.kv_cache import PREFILL_CHUNK, PrefixCache, RowIdentity, SharedKVCache
 from dsbd_ort.decoding.preemption import PreemptedRows, recomputed
 from dsbd_ort.decoding.request import DecodingRequest
-from dsbd_ort.decoding.result import DecodeResult, IterationOutput
-
-Outcome = DecodeResult | BaseException
-"""How a request ended; an exception is the one that ``decode`` would have raised, of any type, as
-trace recorders and stop states are callers' code: the other requests go on."""
-
-
-@dataclass(frozen=True)
-class Preempted:
-    """The request has given up its rows: it waits until it is resumed."""
+from dsbd_ort.decoding.result import LiveHypotheses
 
 
 @dataclass(eq=False)
 class BatchMember:
-    """A request of a batched decoder, from ``join`` to its end or ``leave``.
+    """See Member.
 
     wanted: the engine call that the loop waits for, None once it is over, and before it starts.
     has_started: whether the loop runs; before, the prompt is being computed for another.
@@ -64,7 +55,6 @@ class BatchMember:
 
     @property
     def num_rows(self) -> int:
-        """Rows that it has in the cache of one engine, those included to be computed again."""
         return max(
             self.preempted[role].num_rows if role in self.preempted else view.num_rows
             for role, view in self.views.items()
@@ -72,20 +62,11 @@ class BatchMember:
 
     @property
     def num_rows_at_end(self) -> int:
-        """Rows that a request that returned a result had in the cache of one engine."""
         return max(view.num_rows_at_end for view in self.views.values())
 
 
-@dataclass(eq=False, slots=True)
-class Progress:
-    """The output of an iteration for one request, its preemption or its end."""
-
-    member: BatchMember
-    event: IterationOutput | Preempted | Outcome
-
-
 class BatchedDecoder:
-    """The live requests of a target and, if there is one, its draft; ``caches``: by engine."""
+    """The Decoder in numpy; ``caches``: by engine."""
 
     def __init__(
         self,
@@ -117,17 +98,24 @@ class BatchedDecoder:
     def num_members(self) -> int:
         return len(self._members)
 
+    def accepts(self, request: DecodingRequest, others: Sequence[DecodingRequest]) -> bool:
+        return True
+
+    def keep_for(self, request: DecodingRequest | None) -> None:
+        assert not self._members, "rows of live requests cannot be dropped"
+        identity = RowIdentity([]) if request is None else request.reusable_prompt("draft")
+        for cache in self.caches.values():
+            cache.keep_for(identity)
+
+    def forget(self) -> None:
+        for cache in self.caches.values():
+            cache.forget()
+
     @property
     def num_used_rows(self) -> int:
-        """Rows that live requests use in the cache of one engine, shared ones counted once."""
         return max(cache.num_used for cache in self.caches.values())
 
     def join(self, request: DecodingRequest) -> BatchMember:
-        """Take in a request, which starts with the next iteration.
-
-        Or once its prompt is computed, if another request is computing the same one. Raises what
-        ``decoding_loop`` raises, unless it starts later.
-        """
         views = {
             role: CacheView(cache, PrefixCache(source=request.source))
             for role, cache in self.caches.items()
@@ -144,8 +132,8 @@ class BatchedDecoder:
             raise
         return member
 
-    def preempt(self, member: BatchMember) -> None:
-        """Drop the rows of a live request, which waits until it is resumed."""
+    def preempt(self, member: Member) -> None:
+        assert isinstance(member, BatchMember)
         self._members.remove(member)
         if member.recomputation is not None:
             member.recomputation.close()
@@ -156,8 +144,8 @@ class BatchedDecoder:
             else:
                 member.preempted[role] = PreemptedRows(view)
 
-    def resume(self, member: BatchMember) -> None:
-        """Let a preempted request go on, as the youngest, with the next iteration."""
+    def resume(self, member: Member) -> None:
+        assert isinstance(member, BatchMember)
         member.recomputation = recomputed(member.preempted)
         self._members.append(member)
         self._recompute(member)
@@ -186,8 +174,8 @@ class BatchedDecoder:
         member.wanted = next(member.loop)  # type: ignore[assignment]  # a call precedes any output
         member.waits_since = member.request.clock()
 
-    def leave(self, member: BatchMember) -> None:
-        """Give up a request between two iterations; one that is over has left already."""
+    def leave(self, member: Member) -> None:
+        assert isinstance(member, BatchMember)
         if member in self._members:
             self._members.remove(member)
         member.wanted = member.wanted_again = None
@@ -197,7 +185,6 @@ class BatchedDecoder:
             self.caches[role].release_source(view)
 
     def iterate(self) -> list[Progress]:
-        """Run one iteration of every request; return its outputs, none of unfinished prompts."""
         progress: list[Progress] = []
         for member in [member for member in self._members if not member.has_started]:
             if not self._prompt_is_coming(member):
@@ -326,7 +313,7 @@ class BatchedDecoder:
             assert member.wanted is not None  # the call with this result
             member.wanted.meter.waited += member.request.clock() - member.waits_since
             wanted = member.loop.send(result)
-            while isinstance(wanted, IterationOutput):
+            while isinstance(wanted, LiveHypotheses):
                 progress.append(Progress(member, wanted))
                 wanted = member.loop.send(None)
             member.wanted, member.waits_since = wanted, member.request.clock()
@@ -338,29 +325,3 @@ class BatchedDecoder:
     def _end(self, member: BatchMember, outcome: Outcome, progress: list[Progress]) -> None:
         self.leave(member)
         progress.append(Progress(member, outcome))
-
-
-def decoded_together(
-    decoder: BatchedDecoder, requests: Sequence[DecodingRequest], most_live: int
-) -> list[DecodeResult]:
-    """Decode requests, at most ``most_live`` at a time; raise what the first to fail raises."""
-    results: dict[int, DecodeResult] = {}
-    waiting, live = iter(enumerate(requests)), dict[BatchMember, int]()
-    try:
-        while True:
-            for index, request in itertools.islice(waiting, most_live - len(live)):
-                live[decoder.join(request)] = index
-            if not live:
-                return [results[index] for index in range(len(requests))]
-            for progress in decoder.iterate():
-                event = progress.event
-                if isinstance(event, DecodeResult):
-                    results[live.pop(progress.member)] = event
-                elif isinstance(event, Preempted):
-                    decoder.resume(progress.member)
-                elif isinstance(event, BaseException):
-                    event.add_note(f"prompt {live.pop(progress.member)} of the list")
-                    raise event
-    finally:
-        for member in live:
-            decoder.leave(member)

@@ -1,8 +1,8 @@
 """The decoding loop: draft a forest, verify it in one target call, select, prune, observe.
 
 Start here. Every strategy is this loop (docs/algorithm.md 3) with its own selection rule. The loop
-yields the engine calls that it needs and never makes one: ``decode`` makes those of one request,
-``batched_decoder`` those of several requests together.
+yields the engine calls that it needs and never makes one: ``batched_decoder`` makes those of one
+request, or of several together.
 
 Glossary:
     iteration         draft, verify, select, prune once
@@ -15,128 +15,23 @@ Glossary:
     committed         accepted and bonus layers together: final, never taken back
 """
 
-import dataclasses
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 
 import numpy as np
 
-from dsbd_forward.engine import Engine
 from dsbd_forward.forward import ForwardResult
 from dsbd_ort.decoding.beams import Beams
 from dsbd_ort.decoding.cache_view import CacheView
-from dsbd_ort.decoding.config import DecodingConfig
-from dsbd_ort.decoding.drafting.cost_curve import LearnedCosts, learn_from_first_calls, observe_call
 from dsbd_ort.decoding.drafting.draft import DraftLayer, Iteration
-from dsbd_ort.decoding.engine_call import Clock, EngineCall, EngineCalls, Role
+from dsbd_ort.decoding.engine_call import EngineCall, EngineCalls
 from dsbd_ort.decoding.errors import ModelError
-from dsbd_ort.decoding.kv_cache import PrefixCache, SharedKVCache
-from dsbd_ort.decoding.logits_processing.path_states import StopState
-from dsbd_ort.decoding.preemption import PreemptedRows, recomputed
-from dsbd_ort.decoding.request import GIVE_UP_INTERVAL, DecodingRequest, check_request
-from dsbd_ort.decoding.result import DecodeResult, IterationOutput, decoded_sequences, result_of
+from dsbd_ort.decoding.request import GIVE_UP_INTERVAL, DecodingRequest
+from dsbd_ort.decoding.result import DecodeResult, LiveHypotheses, decoded_sequences
 from dsbd_ort.decoding.rule import Finished
 from dsbd_ort.decoding.set_up import LoopParts, set_up
-from dsbd_ort.decoding.trace import TraceRecorder
 
-Prefixes = tuple[PrefixCache, PrefixCache]
-"""Of the caches of target and draft."""
-
-Caches = dict[Role, SharedKVCache]
-
-DecodingLoop = Generator[EngineCall | IterationOutput, ForwardResult | None, DecodeResult]
-"""A running request: it is sent the result of each EngineCall, and None for an IterationOutput."""
-
-Iterations = Generator[IterationOutput, None, DecodeResult]
-
-
-def decode(
-    target: Engine,
-    draft: Engine | None,
-    prompt_ids: Sequence[int],
-    config: DecodingConfig,
-    rng: np.random.Generator,
-    *,
-    stop: StopState | None = None,
-    trace: TraceRecorder | None = None,
-) -> DecodeResult:
-    """Continue a prompt. See ``decode_iterations``."""
-    request = DecodingRequest(prompt_ids=prompt_ids, config=config, rng=rng, stop=stop, trace=trace)
-    return result_of(decode_iterations(request, target, draft))
-
-
-def decode_iterations(
-    request: DecodingRequest, target: Engine, draft: Engine | None, prefixes: Prefixes | None = None
-) -> Iterations:
-    """Run the loop of a request, making every engine call at once.
-
-    Yields the live hypotheses after every iteration and returns the result. Without ``costs``
-    draft_policy "throughput" has the draft called a few times first, and learns them. Raises what
-    ``check_decodable`` raises.
-
-    prefixes: the tokens whose rows both caches hold already, updated for the next request; all
-        other rows are dropped.
-    """
-    if request.config.draft_policy == "throughput" and request.costs is None:
-        check_request(request, target.spec, draft.spec if draft else None)
-        costs = LearnedCosts()
-        if draft is not None:
-            learn_from_first_calls(costs, draft, request.source, request.clock)
-        request, prefixes = dataclasses.replace(request, costs=costs), None
-    prefixes = prefixes or (PrefixCache(), PrefixCache())
-    caches: Caches = {"target": SharedKVCache(target)}
-    if draft:
-        caches["draft"] = SharedKVCache(draft)
-    views: dict[Role, CacheView] = {}
-    for (role, cache), prefix in zip(caches.items(), prefixes, strict=False):
-        if not request.chooses_start(role, cache.model.spec):
-            prefix.begin(request.reusable_prompt(role))
-        views[role] = CacheView(cache, prefix)
-        cache.trim()
-    loop = decoding_loop(request, views["target"], views.get("draft"))
-    answer: ForwardResult | None = None
-    while True:
-        try:
-            needed = loop.send(answer)
-        except StopIteration as end:
-            result: DecodeResult = end.value
-            break
-        if isinstance(needed, EngineCall):
-            if request.preempts is not None and request.preempts(needed):
-                _compute_again(views, caches, request.clock)
-            answer, seconds = _made(needed, caches, request.clock)
-            if request.costs:
-                observe_call(request.costs, [needed], seconds, answer.reading)
-        else:
-            answer = None
-            yield needed
-    for cache in caches.values():
-        cache.trim()
-    return result
-
-
-def _made(call: EngineCall, caches: Caches, clock: Clock) -> tuple[ForwardResult, float]:
-    began = clock()
-    (result,) = caches[call.role].forward([call])
-    seconds = clock() - began
-    call.meter.count(call.num_rows, seconds, result)
-    call.meter.waited += seconds
-    return result, seconds
-
-
-def _compute_again(views: dict[Role, CacheView], caches: Caches, clock: Clock) -> None:
-    """Drop a request's rows, except a feature draft's unused ones, and compute them again."""
-    used = {
-        role: view
-        for role, view in views.items()
-        if view.own_features is not None or not view.spec.reads_features
-    }
-    calls = recomputed({role: PreemptedRows(view) for role, view in used.items()})
-    call = next(calls, None)
-    while call is not None:
-        try:
-            call = calls.send(_made(call, caches, clock)[0])
-        except StopIteration:
-            return
+DecodingLoop = Generator[EngineCall | LiveHypotheses, ForwardResult | None, DecodeResult]
+"""A running request: it is sent the result of each EngineCall, and None for LiveHypotheses."""
 
 
 def decoding_loop(
@@ -166,7 +61,7 @@ def decoding_loop(
         beams = _prune(run, iteration)
         depth += len(committed)
         outputs = run.hypotheses, iteration.hypotheses, run.agreement
-        yield IterationOutput(*outputs, run.stats, run.target.distributions.tops)
+        yield LiveHypotheses(*outputs, run.stats, run.target.distributions.tops)
         if request.gives_up is not None and _is_given_up(run, beams, depth, len(committed)):
             break
     return _finish(run, beams)

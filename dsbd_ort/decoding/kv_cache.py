@@ -233,8 +233,24 @@ class SharedKVCache:
             return [self.model.forward(forwards[0])]
         return self.model.forward(joined_forward(forwards)).parts(forwards)
 
-    def trim(self) -> None:
-        self._keep(self._used())
+    def forget(self) -> None:
+        """Let no view begin with rows of closed ones."""
+        self._closed.clear()
+
+    def keep_for(self, identity: RowIdentity) -> None:
+        """Drop all rows except the longest prefix that a path has here; no view is open."""
+        paths = [(each, each.identity_of(identity)) for each in self._closed]
+        if not self._shares_prefixes:
+            paths = []
+        num_common = [each.identity.num_common(path) for each, path in paths]
+        longest = max(num_common, default=0)
+        kept = PrefixCache()
+        if longest:
+            kept = paths[num_common.index(longest)][0]
+            kept.shorten(longest)
+        self._keep_rows(kept.rows)
+        kept.rows = np.arange(len(kept.rows))
+        self._closed = [kept] if longest else []
 
     def _make_room(self, num_new: int) -> None:
         """Drop the unused rows if they are many, or if they leave no room for ``num_new`` rows."""
@@ -267,8 +283,14 @@ class SharedKVCache:
         if is_used.all():
             return
         kept = is_used.nonzero()[0]
-        self.model.keep(kept)
-        self._recorded[:, : len(kept)] = self._recorded.take(kept, axis=1)
+        self._keep_rows(kept)
         new_rows = is_used.cumsum() - 1
         for view in self._views:
             view.renumber(kept, new_rows)
+
+    def _keep_rows(self, rows: Rows) -> None:
+        if len(rows) == self.model.num_rows:
+            return
+        self.model.keep(rows)
+        self._recorded[:, : len(rows)] = self._recorded.take(rows, axis=1)
+        self._next_check = 0

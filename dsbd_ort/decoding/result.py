@@ -1,5 +1,6 @@
 """The results of a request: its iterations' outputs, its sequences and their statistics."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -49,9 +50,30 @@ class DecodeResult:
     prompt_logprobs: PromptLogprobs | None = None
 
 
+class IterationOutput(ABC):
+    """The live hypotheses after one iteration of the loop; read outputs in their order.
+
+    agreed_tokens: new tokens, from the first on, that all live hypotheses share: they are final.
+    """
+
+    agreed_tokens: list[int]
+
+    @abstractmethod
+    def stats(self) -> DecodingStats:
+        """Return the statistics up to this iteration, before the next one."""
+
+    @abstractmethod
+    def agreed_logprobs(self, start: int) -> list[float]:
+        """Return the raw log-probabilities of the agreed tokens from number ``start`` on."""
+
+    @abstractmethod
+    def agreed_top_logprobs(self, start: int) -> list[TokenLogprobs] | None:
+        """Return the most probable tokens in the places of the agreed ones from ``start`` on."""
+
+
 @dataclass(eq=False)
-class IterationOutput:
-    """The live hypotheses after one iteration of the loop; read outputs in their order."""
+class LiveHypotheses(IterationOutput):
+    """The output of an iteration of the numpy loop."""
 
     all_hypotheses: Hypotheses
     live: NDArray[np.int64]
@@ -64,8 +86,7 @@ class IterationOutput:
         return [Hypothesis(self.all_hypotheses, entry) for entry in self.live.tolist()]
 
     @cached_property
-    def agreed_tokens(self) -> list[int]:
-        """New tokens, from the first on, that all live hypotheses share: they are final."""
+    def agreed_tokens(self) -> list[int]:  # type: ignore[override]  # computed once it is read
         self.agreement.update(self.live)
         return self.agreement.tokens.copy()
 
@@ -73,13 +94,11 @@ class IterationOutput:
         return self.recorder.stats(len(self.agreed_tokens))
 
     def agreed_logprobs(self, start: int) -> list[float]:
-        """Return the raw log-probabilities of the agreed tokens from number ``start`` on."""
         entries = self.agreement.entries[start : len(self.agreed_tokens)]
         logprobs: list[float] = self.all_hypotheses.token_logprobs[entries].tolist()
         return logprobs
 
     def agreed_top_logprobs(self, start: int) -> list[TokenLogprobs] | None:
-        """Return the most probable tokens in the places of the agreed ones from ``start`` on."""
         entries = self.agreement.entries[start : len(self.agreed_tokens)]
         return None if self.tops is None else self.tops.of(np.array(entries, dtype=np.int64))
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from dsbd_errors import DsbdError
 from dsbd_forward.forward import Source
 from dsbd_ort.decoding import IterationOutput
-from dsbd_ort.decoding.batched_decoder import BatchedDecoder, Outcome, Preempted, Progress
+from dsbd_ort.decoding.decoder import Decoder, Outcome, Preempted, Progress
 from dsbd_ort.engine.errors import EnginesEndedError, InternalError, ServiceClosedError
 from dsbd_ort.engine.scheduler import (
     Cancelled,
@@ -123,12 +123,7 @@ class EngineLoop:
     def _run(self) -> None:
         try:
             with self._pipeline.engines() as self.models:
-                decoder = BatchedDecoder(
-                    *self.models,
-                    max_rows=self._scheduler.max_rows,
-                    shares_prefixes=self._pipeline.reuses_prefix,
-                    costs=self._pipeline.costs,
-                )
+                decoder = self._pipeline.new_decoder(self._scheduler.max_rows)
                 self._has_started.set()
                 while self._schedule(decoder):
                     self._iterate(decoder)
@@ -137,13 +132,13 @@ class EngineLoop:
         finally:
             self._has_started.set()
 
-    def _iterate(self, decoder: BatchedDecoder) -> None:
+    def _iterate(self, decoder: Decoder) -> None:
         """Run one iteration; afterwards no reference to a request, and so to a service, is left."""
         request_by_member = {request.member: request for request in self._scheduler.running}
         for progress in decoder.iterate():
             self._deliver(decoder, request_by_member[progress.member], progress)
 
-    def _schedule(self, decoder: BatchedDecoder) -> bool:
+    def _schedule(self, decoder: Decoder) -> bool:
         """Do the calls, end cancelled requests and admit waiting ones, until at least one runs.
 
         False: the loop is closing and no request is left.
@@ -172,21 +167,21 @@ class EngineLoop:
             if scheduler.running and not cancelled:
                 return True
 
-    def _admit(self, decoder: BatchedDecoder) -> list[LiveRequest]:
+    def _admit(self, decoder: Decoder) -> list[LiveRequest]:
         """Admit requests while rows are free that running requests are not expected to use."""
         if not self._scheduler.may_admit:
             return []
         num_taken = decoder.num_used_rows
         for request in self._scheduler.running:
             num_taken += max(request.rows_reserved - request.num_rows, 0)
-        return self._scheduler.admit(num_taken, self._most_sources)
+        return self._scheduler.admit(num_taken, self._most_sources, decoder.accepts)
 
     def _most_sources(self, sources: Sequence[Source]) -> int:
         models = (model for model in self.models if model is not None)
         readers = [part for model in models for part in model.parts_of(Sources)]
         return min((part.slots.most_together(sources) for part in readers), default=len(sources))
 
-    def _join(self, decoder: BatchedDecoder, request: LiveRequest) -> None:
+    def _join(self, decoder: Decoder, request: LiveRequest) -> None:
         try:
             if request.member is None:
                 request.member = decoder.join(self._pipeline.planned(request.request))
@@ -195,7 +190,7 @@ class EngineLoop:
         except BaseException as error:
             self._end(request, _as_dsbd_error(error))
 
-    def _deliver(self, decoder: BatchedDecoder, request: LiveRequest, progress: Progress) -> None:
+    def _deliver(self, decoder: Decoder, request: LiveRequest, progress: Progress) -> None:
         if not request.is_running:  # it failed at an earlier event of this iteration
             return
         if isinstance(progress.event, Preempted):

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from dsbd_errors import DsbdError
 from dsbd_forward.forward import Source
 from dsbd_ort.decoding import DecodingRequest
-from dsbd_ort.decoding.batched_decoder import BatchMember
+from dsbd_ort.decoding.decoder import Member
 from dsbd_ort.engine.errors import QueueFullError
 from dsbd_ort.engine.limits import ServiceLimits
 from dsbd_ort.results import GenerationResult, StreamPiece, TextStream
@@ -50,7 +50,7 @@ class LiveRequest:
     on_event: Callable[[ServiceEvent], None] = field(repr=False)
     wake: Callable[[], None] = field(repr=False)
     is_running: bool = False  # only the scheduler sets it
-    member: BatchMember | None = field(default=None, repr=False)
+    member: Member | None = field(default=None, repr=False)
     is_cancelled: bool = False
     is_further: bool = False
     rows_reserved: int = 0
@@ -165,7 +165,10 @@ class Scheduler:
         self.waiting.append(request)
 
     def admit(
-        self, num_taken: int, most_sources: Callable[[Sequence[Source]], int] = len
+        self,
+        num_taken: int,
+        most_sources: Callable[[Sequence[Source]], int] = len,
+        accepts: Callable[[DecodingRequest, list[DecodingRequest]], bool] = lambda *_: True,
     ) -> list[LiveRequest]:
         """Move as many of the first requests of the queue as fit to the running ones; return them.
 
@@ -174,11 +177,14 @@ class Scheduler:
         num_taken: rows that the running requests use or are expected to use.
         most_sources: returns how many of the given sources the engines keep at a time. With more,
             sources would be encoded again in every iteration, which may take seconds.
+        accepts: returns whether a request may run together with those that run.
         """
         admitted: list[LiveRequest] = []
         while self.may_admit:
             request = self.waiting[0]
             num_expected = self._expected_rows(request)
+            if not accepts(request.request, [each.request for each in self.running]):
+                break
             if self.running and num_taken + num_expected > self.max_rows:
                 break
             of_each = dict.fromkeys(each.request.source for each in (*self.running, request))

@@ -18,6 +18,7 @@ from types import FrameType, ModuleType
 from typing import Any
 
 from dsbd_ort.decoding import DecodingStats
+from dsbd_ort.decoding.batched_decoder import BatchedDecoder
 from dsbd_ort.decoding.beams import Agreement
 from dsbd_ort.decoding.computed_distributions import ComputedDistributions
 from dsbd_ort.decoding.draft_stage import DraftStage
@@ -44,7 +45,7 @@ STEPS: dict[str, tuple[tuple[type | ModuleType, tuple[str, ...]], ...]] = {
     ),
     "policy": ((ThroughputDraftPolicy, _POLICY),),
     "forward": (
-        (_LOOP, ("_made",)),
+        (BatchedDecoder, ("_run_together",)),
         (ForestRunner, ("compute",)),
         (SharedKVCache, ("forward",)),
         (CausalLM, ("forward",)),

@@ -19,6 +19,7 @@ void check_native(const JsonObject& settings, const std::string& name) {
     if (!settings.has(name)) return;
     const Json& value = settings.value(name);
     if (value == false || (is_provider && value == "cpu")) return;
+    if (name == "loop" && (value == "auto" || value == "native")) return;
     const std::string use = is_provider ? "use \"cpu\", or " : "leave it out, or use ";
     throw Error("settings has " + name + " " + in_short(value) + ", which the native library "
                 "does not do; " + use + "libdsbd with Python (docs/embedding.md)");
@@ -78,7 +79,7 @@ BundleFacts facts_of(const Bundle& bundle, const PipelineSettings& settings) {
 PipelineSettings PipelineSettings::of(std::string_view json) {
     const Json content = json_from_text(json, "settings");
     const JsonObject given(content, "settings", "dsbd_native.h has the settings of dsbd_open");
-    for (const char* name : {"provider", "draft_provider", "cuda_graphs", "verify"}) {
+    for (const char* name : {"provider", "draft_provider", "cuda_graphs", "verify", "loop"}) {
         check_native(given, name);
     }
     PipelineSettings found;

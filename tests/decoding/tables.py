@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,13 +13,14 @@ from dsbd_forward.engine import Engine
 from dsbd_forward.forward import Forward, ForwardResult
 from dsbd_ort.decoding import DecodeResult, DecodingConfig, TableModel, decode
 from dsbd_ort.decoding.batched_decoder import BatchedDecoder, BatchMember
-from dsbd_ort.decoding.decode import decode_iterations
 from dsbd_ort.decoding.distribution import TopDistributions
 from dsbd_ort.decoding.drafting.cost_curve import CostCurve
+from dsbd_ort.decoding.engine_call import Role
 from dsbd_ort.decoding.joint_distribution import JointDistribution, joint_distribution
-from dsbd_ort.decoding.kv_cache import PrefixCache
+from dsbd_ort.decoding.kv_cache import PrefixCache, RowIdentity
 from dsbd_ort.decoding.request import DecodingRequest
 from dsbd_ort.decoding.result import IterationOutput, result_of
+from dsbd_ort.decoding.whole_requests import decode_iterations, decoded_alone
 
 LogitsOf = Callable[[tuple[int, ...]], NDArray[np.floating]]
 
@@ -123,13 +124,18 @@ def request_on(
     return DecodingRequest(prompt_ids=prompt, config=config, rng=rng, **more)
 
 
-def decoded(
-    request: DecodingRequest,
-    target: Engine,
-    draft: Engine | None = None,
-    prefixes: tuple[PrefixCache, PrefixCache] | None = None,
-) -> DecodeResult:
-    return result_of(decode_iterations(request, target, draft, prefixes))
+def decoded(request: DecodingRequest, target: Engine, draft: Engine | None = None) -> DecodeResult:
+    return result_of(decode_iterations(request, target, draft))
+
+
+def decoded_next(decoder: BatchedDecoder, request: DecodingRequest) -> DecodeResult:
+    """Decode a request after the rows that earlier ones left."""
+    return result_of(decoded_alone(decoder, request))
+
+
+def prefix_of(decoder: BatchedDecoder, role: Role, tokens: Iterable[int]) -> PrefixCache:
+    """Return the rows that a path has between two requests."""
+    return decoder.caches[role].longest_prefix(RowIdentity([*tokens]))
 
 
 def outcomes(decoder: BatchedDecoder) -> dict[BatchMember, Any]:

@@ -5,8 +5,16 @@ import pytest
 
 from dsbd_forward.forward import Forward
 from dsbd_ort.decoding import DecodeResult, DecodingConfig, TableModel
-from dsbd_ort.decoding.kv_cache import PrefixCache
-from tests.decoding.tables import all_tokens, decoded, mixed_table, random_table, request_on, run
+from dsbd_ort.decoding.batched_decoder import BatchedDecoder
+from tests.decoding.tables import (
+    all_tokens,
+    decoded_next,
+    mixed_table,
+    prefix_of,
+    random_table,
+    request_on,
+    run,
+)
 
 VOCAB = 6
 TARGET = random_table(1, VOCAB)
@@ -28,11 +36,10 @@ class Conversation:
 
     def __init__(self) -> None:
         self.target, self.draft = TableModel(VOCAB, TARGET), TableModel(VOCAB, DRAFT)
-        self.prefixes = (PrefixCache(), PrefixCache())
+        self.decoder = BatchedDecoder(self.target, self.draft)
 
     def ask(self, prompt: tuple[int, ...], config: DecodingConfig, seed: int) -> DecodeResult:
-        request = request_on(config, prompt, seed)
-        return decoded(request, self.target, self.draft, self.prefixes)
+        return decoded_next(self.decoder, request_on(config, prompt, seed))
 
 
 @pytest.mark.parametrize(("strategy", "options"), REQUESTS)
@@ -55,11 +62,15 @@ def test_the_noted_tokens_are_those_of_the_rows(strategy, options):
     config = DecodingConfig(strategy=strategy, max_new_tokens=12, eos_token_id=EOS, **options)
     for seed in range(10):
         talk = Conversation()
-        talk.ask((1, 2, 3, 4), config, seed)
-        for model, prefix in zip((talk.target, talk.draft), talk.prefixes, strict=True):
+        said = talk.ask((1, 2, 3, 4), config, seed).sequences[0].token_ids
+        path = (1, 2, 3, 4, *said, 0)
+        following = request_on(config, path)
+        talk.decoder.keep_for(following)
+        for role, model in (("target", talk.target), ("draft", talk.draft)):
+            prefix = prefix_of(talk.decoder, role, path)
             num_cached = len(prefix.tokens)
-            assert num_cached <= model.num_rows
-            model.keep(np.arange(num_cached))
+            assert num_cached == model.num_rows
+            assert num_cached >= 3 or role == "draft"
             before = len(model.computed_paths)
             mask = np.ones((1, num_cached + 1), dtype=np.bool_)
             model.forward(Forward(np.array([0]), np.array([num_cached]), mask, np.array([0])))
@@ -80,13 +91,12 @@ def test_a_draft_that_is_not_needed_keeps_the_rows_of_an_earlier_prompt():
     prompt = (1, 2, 3, 4, 0, 2)
     talk.ask(prompt, usual, 0)
     num_draft_rows = len(talk.draft.computed_paths)
-    kept = list(talk.prefixes[1].tokens)
-    assert kept[:5] == list(prompt[:5])
+    assert len(prefix_of(talk.decoder, "draft", prompt[:5]).tokens) == 5
     last = DecodingConfig(num_beams=2, max_new_tokens=1)  # nothing is drafted for one token
     talk.ask((*prompt, 1, 1), last, 1)
     assert len(talk.draft.computed_paths) == num_draft_rows
-    assert talk.prefixes[1].tokens[:5] == list(prompt[:5])
-    assert talk.prefixes[0].tokens[:7] == [*prompt, 1]
+    assert len(prefix_of(talk.decoder, "draft", prompt[:5]).tokens) == 5
+    assert len(prefix_of(talk.decoder, "target", (*prompt, 1)).tokens) == 7
     again = talk.ask((*prompt, 1, 3), usual, 2)
     alone = run(usual, TARGET, DRAFT, VOCAB, 2, (*prompt, 1, 3))
     assert all_tokens(again) == all_tokens(alone)

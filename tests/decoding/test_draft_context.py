@@ -13,13 +13,14 @@ from dsbd_ort.decoding.batched_decoder import BatchedDecoder
 from dsbd_ort.decoding.drafting.acceptance import SIZES, WHOLE, AcceptanceEstimator
 from dsbd_ort.decoding.drafting.cost_curve import CostCurve, EngineCosts, RequestCosts
 from dsbd_ort.decoding.drafting.draft_context import DraftContext, start_of
-from dsbd_ort.decoding.kv_cache import PrefixCache
 from tests.decoding.tables import (
     LogitsOf,
     all_tokens,
     decoded,
+    decoded_next,
     mixed_table,
     outcomes,
+    prefix_of,
     random_table,
     request_on,
 )
@@ -49,16 +50,12 @@ KINDS: list[dict[str, Any]] = [
 
 
 def answer(
-    kind: dict[str, Any],
-    draft: TableModel | None,
-    context: int | str,
-    prefixes: tuple[PrefixCache, PrefixCache] | None = None,
-    **more: Any,
+    kind: dict[str, Any], draft: TableModel | None, context: int | str, **more: Any
 ) -> DecodeResult:
     shape = {"max_new_tokens": 60, "eos_token_id": None, "draft_length": 3}
     config = DecodingConfig(**{**shape, **kind, "draft_context": context})  # type: ignore[arg-type]
     target = more.pop("target", None) or TableModel(VOCAB, LOCAL_TARGET)
-    return decoded(request_on(config, PROMPT, 5, **more), target, draft, prefixes)
+    return decoded(request_on(config, PROMPT, 5, **more), target, draft)
 
 
 @pytest.mark.parametrize("begin_token", [None, PROMPT[0]])
@@ -136,11 +133,13 @@ def test_a_draft_without_positions_for_what_it_missed_rests_for_good() -> None:
 
 
 def test_a_prompt_that_ends_alike_is_read_once() -> None:
-    prefixes, draft = (PrefixCache(), PrefixCache()), TableModel(VOCAB, NEAR)
-    kind, target = {"num_beams": 2, "max_new_tokens": 8}, TableModel(VOCAB, LOCAL_TARGET)
-    first = answer(kind, draft, 16, prefixes, target=target)
-    assert (prefixes[1].start, len(draft.computed_paths)) == (80, first.stats.draft_rows)
-    again = answer(kind, draft, 16, prefixes, target=target)
+    draft = TableModel(VOCAB, NEAR)
+    decoder = BatchedDecoder(TableModel(VOCAB, LOCAL_TARGET), draft)
+    config = DecodingConfig(num_beams=2, max_new_tokens=8, draft_context=16)
+    first = decoded_next(decoder, request_on(config, PROMPT, 5))
+    assert len(draft.computed_paths) == first.stats.draft_rows
+    assert len(prefix_of(decoder, "draft", PROMPT[80:]).tokens) >= len(PROMPT) - 81
+    again = decoded_next(decoder, request_on(config, PROMPT, 5))
     assert first.stats.draft_rows - again.stats.draft_rows == 19  # all except the last token
     assert all_tokens(first) == all_tokens(again)
 

@@ -12,7 +12,7 @@ import pytest
 
 from dsbd_forward.forward import Forward, ForwardResult
 from dsbd_ort.decoding import DecodingConfig, TableModel
-from dsbd_ort.decoding.batched_decoder import BatchedDecoder, decoded_together
+from dsbd_ort.decoding.batched_decoder import BatchedDecoder
 from dsbd_ort.decoding.drafting.acceptance import AcceptanceEstimator, DraftBudget
 from dsbd_ort.decoding.drafting.cost_curve import (
     CostCurve,
@@ -21,6 +21,7 @@ from dsbd_ort.decoding.drafting.cost_curve import (
     learn_from_first_calls,
 )
 from dsbd_ort.decoding.drafting.throughput import ThroughputDraftPolicy
+from dsbd_ort.decoding.whole_requests import decoded_together
 from tests.decoding.tables import TimedTable, decoded, mixed_table, request_on
 from tests.decoding.test_throughput import DRAFTS, HOSTILE, TARGET, VOCAB
 

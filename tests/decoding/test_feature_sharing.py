@@ -7,15 +7,17 @@ import pytest
 
 from dsbd_forward.spec import EngineSpec
 from dsbd_ort.decoding import DecodingConfig
-from dsbd_ort.decoding.batched_decoder import BatchedDecoder, decoded_together
+from dsbd_ort.decoding.batched_decoder import BatchedDecoder
 from dsbd_ort.decoding.errors import DecodingError
 from dsbd_ort.decoding.kv_cache import PREFILL_CHUNK, PrefixCache, PromptFeature
 from dsbd_ort.decoding.node_features import align_prefixes
+from dsbd_ort.decoding.whole_requests import decoded_together
 from tests.decoding.feature_tables import TableDraft, TableFeatures, TableTarget, pair_of
 from tests.decoding.preempting import request_of
 from tests.decoding.tables import (
     all_tokens,
     decoded,
+    decoded_next,
     mixed_table,
     outcomes,
     random_table,
@@ -77,7 +79,7 @@ def test_a_request_without_drafts_shares_no_rows_of_the_draft() -> None:
     while forest.num_members > 1:
         forest.iterate()
     for cache in forest.caches.values():
-        cache.trim()
+        cache.forget()
     forest.preempt(member)
     forest.resume(member)
     assert all_tokens(outcomes(forest)[member]) == alone(plain, LONG[:40], 1)
@@ -86,7 +88,7 @@ def test_a_request_without_drafts_shares_no_rows_of_the_draft() -> None:
 def test_prefixes_are_reused_and_the_draft_finds_its_features() -> None:
     """One conversation: a prompt, the same again, its text and more, another end."""
     target, draft = several()
-    prefixes = PrefixCache(), PrefixCache()
+    decoder = BatchedDecoder(target, draft)
     config = DecodingConfig(max_new_tokens=12, draft_length=3, num_beams=2, eos_token_id=EOS)
     first = LONG[:280]
     answer = alone_tokens(config, first)
@@ -97,7 +99,7 @@ def test_prefixes_are_reused_and_the_draft_finds_its_features() -> None:
         ((*LONG[:200], 3, 3, 3), 4),  # one row again for its feature, two of the prompt
     ):
         before = len(target.computed_paths)
-        result = decoded(request_on(config, prompt), target, draft, prefixes)
+        result = decoded_next(decoder, request_on(config, prompt))
         assert result.sequences[0].token_ids == alone_tokens(config, prompt)
         rows = [path for path in target.computed_paths[before:] if len(path) < len(prompt)]
         assert len(rows) <= most_rows
@@ -105,11 +107,11 @@ def test_prefixes_are_reused_and_the_draft_finds_its_features() -> None:
 
 def test_a_request_without_drafts_that_is_preempted_leaves_the_rows_of_the_draft() -> None:
     """It cannot compute them again: they come from features, which it does not have."""
-    models, prefixes = several(), (PrefixCache(), PrefixCache())
+    decoder = BatchedDecoder(*several())
     drafted = DecodingConfig(max_new_tokens=4, draft_length=2, num_beams=2)
     plain = DecodingConfig(strategy="beam-sample", max_new_tokens=4, num_beams=2)
     for config, preempts in ((drafted, None), (plain, lambda _: True), (drafted, None)):
-        result = decoded(request_on(config, (1, 2, 3), preempts=preempts), *models, prefixes)
+        result = decoded_next(decoder, request_on(config, (1, 2, 3), preempts=preempts))
         assert result.sequences[0].token_ids == alone_tokens(config, (1, 2, 3))
 
 

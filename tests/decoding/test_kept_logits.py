@@ -7,7 +7,8 @@ import pytest
 
 from dsbd_ort.constraints import TokenTrie
 from dsbd_ort.decoding import DecodingConfig, TableModel, decode
-from dsbd_ort.decoding.batched_decoder import BatchedDecoder, decoded_together
+from dsbd_ort.decoding.batched_decoder import BatchedDecoder
+from dsbd_ort.decoding.whole_requests import decoded_together
 from tests.decoding.path_constraint import PathConstraint, some_tokens
 from tests.decoding.tables import check_like_dense, mixed_table, random_table, request_on
 from tests.decoding.top_table import TopTable

@@ -12,11 +12,21 @@ from dsbd_forward.forward import Forward
 from dsbd_forward.logits import TopLogits
 from dsbd_forward.spec import MemorySpec
 from dsbd_ort.decoding import DecodingConfig, TableModel, WithResult, decode_iterations
+from dsbd_ort.decoding.batched_decoder import BatchedDecoder
 from dsbd_ort.decoding.cache_view import CacheView
 from dsbd_ort.decoding.engine_call import EngineCall, Meter
 from dsbd_ort.decoding.forest import NO_NODE, NOT_COMPUTED, Forest
 from dsbd_ort.decoding.kv_cache import MOST_UNUSED_ROWS, PrefixCache, SharedKVCache
-from tests.decoding.tables import all_tokens, decoded, mixed_table, random_table, request_on, run
+from tests.decoding.tables import (
+    all_tokens,
+    decoded,
+    decoded_next,
+    mixed_table,
+    prefix_of,
+    random_table,
+    request_on,
+    run,
+)
 from tests.decoding.top_table import TopTable
 
 VOCAB = 6
@@ -152,14 +162,13 @@ def test_once_all_beams_have_ended_the_rows_of_the_answer_are_still_known():
     config = DecodingConfig(strategy="speculative", draft_length=2, eos_token_id=EOS)
     num_ended = 0
     for seed in range(10):
-        prefixes = (PrefixCache(), PrefixCache())
-        models = TableModel(VOCAB, TARGET), TableModel(VOCAB, DRAFT)
-        sequence = decoded(request_on(config, PROMPT, seed), *models, prefixes).sequences[0]
+        decoder = BatchedDecoder(TableModel(VOCAB, TARGET), TableModel(VOCAB, DRAFT))
+        sequence = decoded_next(decoder, request_on(config, PROMPT, seed)).sequences[0]
         num_ended += sequence.finish_reason == "eos"
         said = [*PROMPT, *sequence.token_ids]
-        for prefix in prefixes:
+        for role in decoder.caches:
+            prefix = prefix_of(decoder, role, said)
             num_last = config.draft_length + 2  # of the last iteration, the EOS among them
-            assert prefix.tokens == said[: len(prefix.tokens)]
             assert len(prefix.tokens) >= len(said) - num_last
     assert num_ended > 5
 

@@ -11,13 +11,14 @@ from dsbd_ort.decoding.batched_decoder import BatchedDecoder
 from dsbd_ort.decoding.drafting.acceptance import AcceptanceEstimator
 from dsbd_ort.decoding.drafting.cost_curve import CostCurve, EngineCosts
 from dsbd_ort.decoding.drafting.throughput import ThroughputDraftPolicy
-from dsbd_ort.decoding.kv_cache import PrefixCache
 from dsbd_ort.decoding.result import DecodeResult
 from tests.decoding.tables import (
     all_tokens,
     decoded,
+    decoded_next,
     mixed_table,
     outcomes,
+    prefix_of,
     random_table,
     request_on,
 )
@@ -112,13 +113,11 @@ def test_requests_whose_drafts_rest_at_different_times_share_calls(restless: obj
 def test_a_draft_that_rests_to_the_end_leaves_its_rows_to_the_next_request(
     restless: object,
 ) -> None:
-    target, draft = TableModel(VOCAB, TARGET), TableModel(VOCAB, DRAFT)
-    prefixes = PrefixCache(), PrefixCache()
+    decoder = BatchedDecoder(TableModel(VOCAB, TARGET), TableModel(VOCAB, DRAFT))
     request = request_of("speculative", 0, max_new_tokens=20)
-    result = decoded(request, target, draft, prefixes)
+    result = decoded_next(decoder, request)
     tokens = [*PROMPT, *result.sequences[0].token_ids]
-    of_draft = prefixes[1]
-    assert len(PROMPT) <= len(of_draft.tokens) == len(of_draft.rows) == draft.num_rows
-    assert of_draft.tokens == tokens[: len(of_draft.tokens)]
-    again = decoded(request_of("speculative", 0), target, draft, prefixes)
+    of_draft = prefix_of(decoder, "draft", tokens)
+    assert len(PROMPT) <= len(of_draft.tokens) == len(of_draft.rows)
+    again = decoded_next(decoder, request_of("speculative", 0))
     assert all_tokens(again) == all_tokens(answer(request_of("sample", 0)))

@@ -8,10 +8,18 @@ import pytest
 from dsbd_forward.forward import Forward, ForwardResult, LateSource, Source
 from dsbd_forward.logits import DenseLogits
 from dsbd_ort.decoding import DecodingConfig, DecodingRequest, TableModel
-from dsbd_ort.decoding.batched_decoder import BatchedDecoder, decoded_together
+from dsbd_ort.decoding.batched_decoder import BatchedDecoder
 from dsbd_ort.decoding.engine_call import EngineCall, Meter, forward_groups
-from dsbd_ort.decoding.kv_cache import PrefixCache, RowIdentity
-from tests.decoding.tables import all_tokens, decoded, outcomes, random_table, request_on
+from dsbd_ort.decoding.kv_cache import RowIdentity
+from dsbd_ort.decoding.whole_requests import decoded_together
+from tests.decoding.tables import (
+    all_tokens,
+    decoded,
+    decoded_next,
+    outcomes,
+    random_table,
+    request_on,
+)
 
 VOCAB = 8
 TABLES = {"a": random_table(1, VOCAB), "b": random_table(2, VOCAB), None: random_table(3, VOCAB)}
@@ -107,11 +115,10 @@ def test_the_prompt_is_computed_once_for_each_source() -> None:
 
 
 def test_a_prefix_of_another_source_is_not_reused() -> None:
-    model, prefixes = Sourced(), (PrefixCache(), PrefixCache())
+    decoder = BatchedDecoder(Sourced(), None)
     for source, seed in (("a", 0), ("b", 1), ("b", 2), ("a", 3)):
-        result = decoded(request_of(source, seed), model, None, prefixes)
+        result = decoded_next(decoder, request_of(source, seed))
         assert all_tokens(result) == alone(source, seed), (source, seed)
-        assert prefixes[0].source == source
 
 
 def test_requests_of_several_sources_share_forwards_of_an_engine_that_joins_them() -> None:
@@ -232,11 +239,10 @@ def test_rows_before_a_late_source_are_shared_and_results_are_those_alone(order)
         all_tokens(decoded(request_of(source, seed), LateSourced()))
         for seed, source in enumerate(sources)
     ]
-    model, prefixes = LateSourced(), (PrefixCache(), PrefixCache())
+    decoder = BatchedDecoder(LateSourced(), None)
     for seed, source in enumerate(sources):
-        result = decoded(request_of(source, seed), model, None, prefixes)
+        result = decoded_next(decoder, request_of(source, seed))
         assert all_tokens(result) == alone[seed]
-        assert prefixes[0].source == source
     shared = LateSourced()
     decoder = BatchedDecoder(shared, None)
     for seed, source in enumerate(sources):

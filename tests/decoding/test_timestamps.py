@@ -10,9 +10,9 @@ from transformers.generation import logits_process as theirs
 
 from dsbd_forward.logits import DenseLogits
 from dsbd_ort.decoding import ConfigError, DecodingConfig, DecodingError
-from dsbd_ort.decoding.decode import decode
 from dsbd_ort.decoding.logits_processing.request_processing import RequestProcessing
 from dsbd_ort.decoding.table_model import TableModel
+from dsbd_ort.decoding.whole_requests import decode
 from tests.decoding.path_constraint import PathConstraint, some_tokens
 from tests.decoding.tables import random_table
 from tests.decoding.top_table import TopTable

@@ -13,10 +13,17 @@ from dsbd_ort.decoding import (
     WithResult,
     decode_iterations,
 )
-from dsbd_ort.decoding.batched_decoder import BatchedDecoder, decoded_together
-from dsbd_ort.decoding.kv_cache import PrefixCache
+from dsbd_ort.decoding.batched_decoder import BatchedDecoder
 from dsbd_ort.decoding.top_tokens import SCORED_CHUNK
-from tests.decoding.tables import LogitsOf, decoded, mixed_table, random_table, request_on
+from dsbd_ort.decoding.whole_requests import decoded_together
+from tests.decoding.tables import (
+    LogitsOf,
+    decoded,
+    decoded_next,
+    mixed_table,
+    random_table,
+    request_on,
+)
 from tests.decoding.top_table import TopTable
 
 VOCAB, EOS = 9, 5
@@ -140,11 +147,12 @@ def test_a_prompts_log_probabilities_are_the_tables(
 def test_rows_in_the_cache_are_computed_again_for_their_logits_and_serve_the_next() -> None:
     scored = DecodingConfig(strategy="sample", max_new_tokens=2, prompt_logprobs=True, seed=0)
     plain = DecodingConfig(strategy="sample", max_new_tokens=2, seed=0)
-    target, prefixes = TableModel(VOCAB, TARGET), (PrefixCache(), PrefixCache())
+    target = TableModel(VOCAB, TARGET)
+    decoder = BatchedDecoder(target, None)
 
     def rows(config: DecodingConfig) -> int:
         target.computed_paths.clear()
-        result = decoded(request_on(config, LONG), target, None, prefixes)
+        result = decoded_next(decoder, request_on(config, LONG))
         if config.prompt_logprobs:
             check_prompt(result, LONG, 0)
         return len(target.computed_paths)

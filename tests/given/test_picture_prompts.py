@@ -10,7 +10,8 @@ import pytest
 
 from dsbd_ort import Pipeline
 from dsbd_ort.decoding import DecodingRequest
-from dsbd_ort.decoding.batched_decoder import BatchedDecoder, decoded_together
+from dsbd_ort.decoding.batched_decoder import BatchedDecoder
+from dsbd_ort.decoding.whole_requests import decoded_together
 from dsbd_ort.media_parts import MediaLimits
 from dsbd_ort.media_prompts import MediaReader
 from dsbd_ort.prompts import MediaPrompt

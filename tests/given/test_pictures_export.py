@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from dsbd_ort import Pipeline
-from dsbd_ort.decoding.batched_decoder import BatchedDecoder, decoded_together
+from dsbd_ort.decoding.batched_decoder import BatchedDecoder
+from dsbd_ort.decoding.whole_requests import decoded_together
 from dsbd_runtime.bundle_files.bundle import open_bundle
 from dsbd_runtime.parts.given_rows import GivenRows
 from scripts.picture_checkpoints import PICTURE_MODELS, write_picture_model

@@ -5,7 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dsbd_ort.decoding.batched_decoder import BatchedDecoder, decoded_together
+from dsbd_ort.decoding.batched_decoder import BatchedDecoder
+from dsbd_ort.decoding.whole_requests import decoded_together
 from dsbd_runtime.parts.given_rows import GivenRows
 from tests.given.sounds import SYSTEM, inputs_of, noise, prompt_of, request_of
 from tests.robustness.preempting import TALLY, ForcedPreemptions

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from dsbd_ort import Pipeline
-from dsbd_ort.decoding.batched_decoder import BatchedDecoder, decoded_together
+from dsbd_ort.decoding.batched_decoder import BatchedDecoder
+from dsbd_ort.decoding.whole_requests import decoded_together
 from dsbd_runtime.errors import InputError
 from dsbd_runtime.parts.given_rows import GivenRows
 from scripts.speech_checkpoints import MODELS

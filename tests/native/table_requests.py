@@ -24,7 +24,7 @@ import json
 import struct
 import sys
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,8 @@ from dsbd_errors import DsbdError
 from dsbd_forward.forward import Forward, ForwardResult
 from dsbd_ort import TokenTrie
 from dsbd_ort.decoding import STRATEGIES, DecodeResult, DecodingConfig
-from dsbd_ort.decoding.batched_decoder import BatchedDecoder, BatchMember, Preempted, Progress
+from dsbd_ort.decoding.batched_decoder import BatchedDecoder
+from dsbd_ort.decoding.decoder import Decoder, Member, Preempted, Progress
 from dsbd_ort.decoding.drafting.ngram import NGramPool
 from dsbd_ort.decoding.request import DecodingRequest
 from dsbd_ort.decoding.result import IterationOutput
@@ -163,17 +164,9 @@ class Case:
 
     def run(self, folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the case, whose tables are written, and what Python makes of it."""
-        self._folder, clock = folder, [0.0]
-        target, draft = self.requests[0].models()
-        target, draft = Recorded(target, clock), draft and Recorded(draft, clock, self.context)
-        self._decoder = BatchedDecoder(
-            target, draft, max_rows=self.max_rows, clock=lambda: clock[0]
-        )
-        self._pool = None if self.pool is None else NGramPool(self.pool)
-        self._clock = clock
-        self._members: dict[int, BatchMember] = {}
-        self._outcomes: list[dict[str, Any]] = [{"agreed": []} for _ in self.requests]
-        self._decode()
+        self._folder = folder
+        expected = self.outcome(BatchedDecoder)
+        target, draft = self._models
         written = {
             "vocab_size": self.requests[0].vocab_size,
             "target": target.written(folder / f"{self.number}.target"),
@@ -183,12 +176,25 @@ class Case:
             "admits": self.admits,
             "requests": [self._written(number) for number in range(len(self.requests))],
         }
-        expected = {
+        return written, expected
+
+    def outcome(self, kind: Callable[..., Decoder]) -> dict[str, Any]:
+        """Return what a kind of decoder makes of the case."""
+        clock = [0.0]
+        target, draft = self.requests[0].models()
+        target, draft = Recorded(target, clock), draft and Recorded(draft, clock, self.context)
+        self._models = target, draft
+        self._decoder = kind(target, draft, max_rows=self.max_rows, clock=lambda: clock[0])
+        self._pool = None if self.pool is None else NGramPool(self.pool)
+        self._clock = clock
+        self._members: dict[int, Member] = {}
+        self._outcomes: list[dict[str, Any]] = [{"agreed": []} for _ in self.requests]
+        self._decode()
+        return {
             "outcomes": self._outcomes,
             "target_calls": target.rows_of_calls,
             "draft_calls": draft.rows_of_calls if draft else [],
         }
-        return written, expected
 
     def _written(self, number: int) -> dict[str, Any]:
         request, trie = self.requests[number], self.tries.get(number)

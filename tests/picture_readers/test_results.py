@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 import dsbd_ort
-from dsbd_ort.decoding.batched_decoder import BatchedDecoder, decoded_together
+from dsbd_ort.decoding.batched_decoder import BatchedDecoder
+from dsbd_ort.decoding.whole_requests import decoded_together
 from dsbd_ort.pictures import read_picture, resized
 from dsbd_ort.prompts import RequestInputs
 from dsbd_runtime.parts.sources import Sources

@@ -18,12 +18,11 @@ from dsbd_ort.decoding import (
     decode_iterations,
 )
 from dsbd_ort.decoding.batched_decoder import BatchedDecoder, BatchMember, Preempted
-from dsbd_ort.decoding.decode import Iterations
 from dsbd_ort.decoding.errors import ConfigError, ConstraintError
-from dsbd_ort.decoding.kv_cache import PrefixCache
 from dsbd_ort.decoding.request import Preempts
-from dsbd_ort.decoding.result import IterationOutput
+from dsbd_ort.decoding.result import IterationOutput, result_of
 from dsbd_ort.decoding.row_bounds import most_rows
+from dsbd_ort.decoding.whole_requests import Iterations, decoded_alone
 from tests.decoding.early_ends import beams_of, first_end
 from tests.decoding.preempting import together
 from tests.robustness.whole_requests import OF_DRAFT, OF_DSBD, WholeRequest
@@ -97,23 +96,21 @@ def begun(
     request: WholeRequest,
     config: DecodingConfig,
     models: tuple[Any, Any],
-    prefixes: tuple[PrefixCache, PrefixCache] | None = None,
     trace: RequestTrace | None = None,
     preempts: Preempts | None = None,
 ) -> Iterations:
-    return decode_iterations(request.request(config, trace, preempts), *models, prefixes=prefixes)
+    return decode_iterations(request.request(config, trace, preempts), *models)
 
 
 def decoded(
     request: WholeRequest,
     config: DecodingConfig,
     models: tuple[Any, Any] | None = None,
-    prefixes: tuple[PrefixCache, PrefixCache] | None = None,
     trace: RequestTrace | None = None,
     preempts: Preempts | None = None,
 ) -> tuple[DecodeResult, list[IterationOutput]]:
     models = models or request.models()
-    outputs = WithResult(begun(request, config, models, prefixes, trace, preempts))
+    outputs = WithResult(begun(request, config, models, trace, preempts))
     steps = list(outputs)
     return outputs.result, steps
 
@@ -359,12 +356,13 @@ def in_a_small_cache(request: WholeRequest, config: DecodingConfig) -> DecodeRes
 
 def again_on_the_same_caches(request: WholeRequest, config: DecodingConfig) -> DecodeResult:
     """Give a request up half-way, then decode it on what the caches still hold."""
-    models = request.models()
-    prefixes = PrefixCache(), PrefixCache()
-    given_up = begun(request, config, models, prefixes, preempts=request.forced())
+    decoder = BatchedDecoder(*request.models())
+    given_up, again = (
+        decoded_alone(decoder, request.request(config, preempts=request.forced())) for _ in range(2)
+    )
     next(given_up, None)
     given_up.close()
-    return decoded(request, config, models, prefixes, preempts=request.forced())[0]
+    return result_of(again)
 
 
 def traced(request: WholeRequest, config: DecodingConfig) -> DecodeResult:

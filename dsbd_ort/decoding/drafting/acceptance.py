@@ -180,7 +180,7 @@ class Counts:
     accepted: float = 0.0
 
 
-@dataclass
+@dataclass(eq=False)
 class AcceptanceEstimator:
     """How often a gap was enough, and how fast tokens are committed.
 
@@ -191,6 +191,7 @@ class AcceptanceEstimator:
 
     level: float = 1.0  # before there are layers
     level_weight: float = _LEVEL_WEIGHT
+    agreement_of_pair: float | None = None  # what it began with, see ``of_pair``
 
     enough: Floats = field(default_factory=lambda: np.zeros((2, _NUM_BINS)))  # accepted, by gap
     seen: Floats = field(default_factory=lambda: np.zeros((2, _NUM_BINS)))  # all layers
@@ -214,7 +215,7 @@ class AcceptanceEstimator:
         if agreement is None:
             return cls()
         level = min(agreement / _USUAL_GUESS, 1.0)
-        return cls(level, _MEASURED_WEIGHT, num_new=[1, 1], acceptance=agreement)
+        return cls(level, _MEASURED_WEIGHT, agreement, num_new=[1, 1], acceptance=agreement)
 
     def budget(self, num_sharers: int) -> DraftBudget:
         """Return the budget of drafts while 1, 2, 3 to 4, 5 to 8, ... requests share the calls."""

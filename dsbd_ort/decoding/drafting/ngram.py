@@ -65,6 +65,7 @@ class NGramPool:
     """The texts of earlier requests, at most ``max_tokens``: the older half goes at once."""
 
     def __init__(self, max_tokens: int) -> None:
+        self.max_tokens = max_tokens
         self._most_of_half = max_tokens // 2
         self._halves = [NGramCounts(), NGramCounts()]  # the older one first
 

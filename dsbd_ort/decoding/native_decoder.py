@@ -1,0 +1,300 @@
+"""The loop in C++ behind the interface of the one in numpy, where ``dsbd_ort_native`` is installed.
+
+The numpy loop defines what is returned. This one returns the same tokens and log-probabilities, and
+takes less time for it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import json
+import time
+from collections.abc import Sequence
+from typing import Any, Literal
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from dsbd_forward.engine import Engine
+from dsbd_ort.decoding.batched_decoder import BatchedDecoder
+from dsbd_ort.decoding.config import DecodingConfig
+from dsbd_ort.decoding.decoder import Decoder, Member, Preempted, Progress
+from dsbd_ort.decoding.drafting.acceptance import AcceptanceEstimator
+from dsbd_ort.decoding.drafting.cost_curve import Costs
+from dsbd_ort.decoding.drafting.ngram import NGramPool
+from dsbd_ort.decoding.engine_call import Clock
+from dsbd_ort.decoding.errors import DecodingError
+from dsbd_ort.decoding.request import DecodingRequest
+from dsbd_ort.decoding.result import DecodedSequence, DecodeResult, IterationOutput
+from dsbd_ort.decoding.set_up import check_decodable
+from dsbd_ort.decoding.stats import DecodingStats
+from dsbd_ort.decoding.top_tokens import PromptLogprobs, TokenLogprobs
+from dsbd_ort.version import __version__
+
+try:
+    _native: Any = importlib.import_module("dsbd_ort_native")
+except ImportError:
+    _native = None
+if _native is not None and _native.__version__ != __version__:
+    _native = None
+
+Loop = Literal["auto", "python", "native"]
+
+NOT_INSTALLED = f"dsbd_ort_native {__version__} is not installed (pip install ./native/python)"
+
+_NOT_READ = {"constraint", "logits_processors", "scorers", "seed", "predicted_text"}
+
+_estimators: WeakKeyDictionary[AcceptanceEstimator, Any] = WeakKeyDictionary()
+_pools: WeakKeyDictionary[NGramPool, Any] = WeakKeyDictionary()
+"""The core's own, which learn from its requests."""
+
+
+def is_installed() -> bool:
+    """Return whether the core can be used."""
+    return _native is not None
+
+
+def obstacle(request: DecodingRequest) -> str | None:
+    """Return why only the numpy loop decodes a request; None: the core does as well."""
+    config, constraint = request.config, request.running_constraint
+    if constraint is not None and constraint.start(request.prompt_ids).dtype.kind != "i":
+        return f"{constraint.name} has states that are not whole numbers"
+    if type(request.rng.bit_generator) is not np.random.PCG64:
+        return f"rng is of {type(request.rng.bit_generator).__name__}, not PCG64"
+    reasons = {
+        "a trace is recorded": request.trace is not None,
+        "logits_processors are given": bool(config.logits_processors),
+        "scorers are given": bool(config.scorers),
+        "what processors leave is recorded": request.allowed_mass is not None,
+        "its caller may give it up": request.gives_up is not None,
+        "random_source is given": request.random_source is not None,
+    }
+    return next((reason for reason, holds in reasons.items() if holds), None)
+
+
+class NativeOutput(IterationOutput):
+    """The output of an iteration of the core."""
+
+    def __init__(self, output: Any, member: NativeMember) -> None:
+        self._output = output
+        self._member = member
+        self.agreed_tokens: list[int] = output.agreed_tokens
+
+    def stats(self) -> DecodingStats:
+        return DecodingStats(**self._output.stats())
+
+    def agreed_logprobs(self, start: int) -> list[float]:
+        return self._member.logprobs[start : len(self.agreed_tokens)]
+
+    def agreed_top_logprobs(self, start: int) -> list[TokenLogprobs] | None:
+        tops = self._member.tops
+        return None if tops is None else tops[start : len(self.agreed_tokens)]
+
+
+class NativeMember:
+    """A request of the core; ``logprobs``, ``tops``: of the tokens that all beams agree on."""
+
+    def __init__(self, member: Any, request: DecodingRequest) -> None:
+        self.member = member
+        self.request = request
+        self.logprobs: list[float] = []
+        self.tops: list[TokenLogprobs] | None = [] if request.config.top_logprobs else None
+
+    @property
+    def num_rows(self) -> int:
+        return int(self.member.num_rows)
+
+    @property
+    def num_rows_at_end(self) -> int:
+        return int(self.member.num_rows_at_end)
+
+    def event(self, found: Any) -> IterationOutput | Preempted | DecodeResult | BaseException:
+        """Return an event of the core as that of the numpy loop."""
+        if isinstance(found, BaseException):
+            return found
+        if found is None:
+            return Preempted()
+        if isinstance(found, tuple):
+            return self._result(*found)
+        self.logprobs += found.logprobs
+        if self.tops is not None:
+            self.tops += found.tops
+        return NativeOutput(found, self)
+
+    def _result(
+        self, sequences: list[dict[str, Any]], stats: dict[str, Any], num_bytes: int, scored: Any
+    ) -> DecodeResult:
+        if self.tops is None:
+            sequences = [{**each, "top_logprobs": None} for each in sequences]
+        prompt = None
+        if scored is not None:
+            logprobs, tops = scored
+            prompt = PromptLogprobs(logprobs, None if self.tops is None else tops)
+        decoded = [DecodedSequence(**each) for each in sequences]
+        return DecodeResult(decoded, DecodingStats(**stats), num_bytes, prompt)
+
+
+class NativeDecoder:
+    """See Decoder; the arguments are those of BatchedDecoder."""
+
+    def __init__(
+        self,
+        target: Engine,
+        draft: Engine | None,
+        *,
+        max_rows: int | None = None,
+        shares_prefixes: bool = True,
+        costs: Costs | None = None,
+        clock: Clock = time.perf_counter,
+    ) -> None:
+        if _native is None:
+            raise DecodingError(f"loop is 'native', but {NOT_INSTALLED}; use 'auto' or 'python'")
+        self._decoder = _native.Decoder(target, draft, max_rows, shares_prefixes, costs, clock)
+        self._specs = target.spec, None if draft is None else draft.spec
+        self._members: dict[Any, NativeMember] = {}
+
+    @property
+    def num_members(self) -> int:
+        return int(self._decoder.num_members)
+
+    @property
+    def num_used_rows(self) -> int:
+        return int(self._decoder.num_used_rows)
+
+    def accepts(self, request: DecodingRequest, others: Sequence[DecodingRequest]) -> bool:
+        return True
+
+    def join(self, request: DecodingRequest) -> NativeMember:
+        """See Decoder.join; DecodingError: only the numpy loop decodes this request."""
+        if (reason := obstacle(request)) is not None:
+            raise DecodingError(
+                f"loop is 'native', but {reason}, which only the loop in Python does; use 'auto'"
+            )
+        check_decodable(request, *self._specs)
+        estimator, pool = _estimator_of(request.estimator), _pool_of(request.ngram_pool)
+        options = _options_json(request.config)
+        member = NativeMember(self._decoder.join(request, options, estimator, pool), request)
+        self._members[member.member] = member
+        return member
+
+    def iterate(self) -> Sequence[Progress]:
+        progress = []
+        for member, event in self._decoder.iterate():
+            ours = self._members[member]
+            progress.append(Progress(ours, ours.event(event)))
+            if isinstance(event, tuple | BaseException):
+                del self._members[member]
+        return progress
+
+    def preempt(self, member: Member) -> None:
+        self._decoder.preempt(_native_of(member))
+
+    def resume(self, member: Member) -> None:
+        self._decoder.resume(_native_of(member))
+
+    def leave(self, member: Member) -> None:
+        found = _native_of(member)
+        self._decoder.leave(found)
+        self._members.pop(found, None)
+
+    def keep_for(self, request: DecodingRequest | None) -> None:
+        identity = request and request.reusable_prompt("draft")
+        self._decoder.keep_for(identity.tokens if identity else [], identity and identity.source)
+
+    def forget(self) -> None:
+        self._decoder.forget()
+
+
+class EitherDecoder:
+    """Decodes requests by the core if it can, else in numpy, never both at once.
+
+    The rows that the requests of one leave are of no use to the other.
+    """
+
+    def __init__(self, target: Engine, draft: Engine | None, **options: Any) -> None:
+        """Take what BatchedDecoder takes."""
+        self._in_numpy = BatchedDecoder(target, draft, **options)
+        self._native = NativeDecoder(target, draft, **options)
+        self._current: Decoder = self._native
+
+    def _decoder_of(self, request: DecodingRequest) -> Decoder:
+        return self._in_numpy if obstacle(request) else self._native
+
+    @property
+    def num_members(self) -> int:
+        return self._current.num_members
+
+    @property
+    def num_used_rows(self) -> int:
+        return self._current.num_used_rows
+
+    def accepts(self, request: DecodingRequest, others: Sequence[DecodingRequest]) -> bool:
+        wanted = self._decoder_of(request)
+        return all(self._decoder_of(other) is wanted for other in others)
+
+    def _use(self, decoder: Decoder) -> None:
+        if decoder is not self._current:
+            self._current.keep_for(None)
+            self._current = decoder
+
+    def join(self, request: DecodingRequest) -> Member:
+        self._use(self._decoder_of(request))
+        return self._current.join(request)
+
+    def iterate(self) -> Sequence[Progress]:
+        return self._current.iterate()
+
+    def preempt(self, member: Member) -> None:
+        self._current.preempt(member)
+
+    def resume(self, member: Member) -> None:
+        self._use(self._native if isinstance(member, NativeMember) else self._in_numpy)
+        self._current.resume(member)
+
+    def leave(self, member: Member) -> None:
+        (self._native if isinstance(member, NativeMember) else self._in_numpy).leave(member)
+
+    def keep_for(self, request: DecodingRequest | None) -> None:
+        if request is not None:
+            self._use(self._decoder_of(request))
+        self._current.keep_for(request)
+
+    def forget(self) -> None:
+        self._current.forget()
+
+
+def new_decoder(target: Engine, draft: Engine | None, loop: Loop, **options: Any) -> Decoder:
+    """Return the decoder of a loop; ``options``: of BatchedDecoder.
+
+    DecodingError: the loop is "native", and it is not installed.
+    """
+    if loop == "native":
+        return NativeDecoder(target, draft, **options)
+    if loop == "auto" and is_installed():
+        return EitherDecoder(target, draft, **options)
+    return BatchedDecoder(target, draft, **options)
+
+
+def _native_of(member: Member) -> Any:
+    assert isinstance(member, NativeMember)
+    return member.member
+
+
+def _estimator_of(estimator: AcceptanceEstimator) -> Any:
+    if estimator not in _estimators:
+        _estimators[estimator] = _native.AcceptanceEstimator(estimator.agreement_of_pair)
+    return _estimators[estimator]
+
+
+def _pool_of(pool: NGramPool | None) -> Any:
+    if pool is not None and pool not in _pools:
+        _pools[pool] = _native.NGramPool(pool.max_tokens)
+    return None if pool is None else _pools[pool]
+
+
+def _options_json(config: DecodingConfig) -> str:
+    names = {field.name for field in dataclasses.fields(config)} - _NOT_READ
+    given = {name: getattr(config, name) for name in names}
+    given["logit_bias"] = [*dict(config.logit_bias).items()]
+    return json.dumps(given)
