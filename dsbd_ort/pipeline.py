@@ -100,7 +100,7 @@ class Pipeline:
         self.config = requests.config
         self._target = target
         self._draft = draft
-        self.costs = costs or learned_costs(bundle, draft)
+        self._costs = costs or learned_costs(bundle, draft)
         self._lock = RequestLock()
         self._loop, self._reuses_prefix = options.loop, options.prefix_cache
         self._decoder = self.new_decoder()
@@ -123,6 +123,17 @@ class Pipeline:
         bundle = open_bundle(path, verify=options.verify)
         target, draft = loaded_pair(bundle, options)
         return cls(bundle, target, draft, options=options)
+
+    @property
+    def costs(self) -> Costs:
+        """The costs of engine calls, which requests learn; setting others empties the caches."""
+        return self._costs
+
+    @costs.setter
+    def costs(self, costs: Costs) -> None:
+        self._free_memory(None)
+        self._costs = costs
+        self._decoder = self.new_decoder()
 
     @property
     def _models(self) -> list[CausalLM]:

@@ -151,7 +151,7 @@ def test_n_grams_of_a_source_without_tokens_are_refused(source_pipe):
     )
     with source_pipe.engines() as (target, _):
         with pytest.raises(DecodingError, match="encoder_no_repeat_ngram_size is 2, but the sour"):
-            result_of(decode_iterations(request, target, None, None))
+            result_of(decode_iterations(request, target, None))
 
 
 def of_encoder(**fields):

@@ -77,7 +77,7 @@ def pipeline(tiny_bundle):
         tiny_bundle,
         target,
         draft,
-        options=PipelineOptions(),
+        options=PipelineOptions(loop="python"),  # whose estimators show what they have learned
         costs=EngineCosts(CURVE, CURVE),
     )
 

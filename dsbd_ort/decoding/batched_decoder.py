@@ -216,14 +216,20 @@ class BatchedDecoder:
         callers = [
             member
             for member in self._members
-            if (call := member.call_of(role)) is not None
+            if (call := member.wanted_again or member.wanted) is not None
+            and call.role == role
             and (member in prompts or not call.is_prefill)
         ]
-        # An engine keeps all logits of its last rows alone: prompts come first.
-        return sorted(callers, key=lambda member: member not in prompts)
+        if prompts:  # first: an engine keeps all logits of its last rows alone
+            callers.sort(key=lambda member: member not in prompts)
+        return callers
 
     def _run(self, role: Role, members: list[BatchMember], progress: list[Progress]) -> None:
         """Make the calls of the members in as few forwards as can be; let each go on."""
+        if len(members) < 2:  # usually, of a request alone
+            if members:
+                self._run_together(role, members, progress)
+            return
         member_by_call = {member.call: member for member in members if member.call is not None}
         joins_sources = self.caches[role].model.spec.joins_sources
         for calls in forward_groups(list(member_by_call), joins_sources=joins_sources):
@@ -235,13 +241,15 @@ class BatchedDecoder:
     def _run_together(
         self, role: Role, members: list[BatchMember], progress: list[Progress]
     ) -> None:
-        youngest = self._members[-1] if self._members else None
-        if youngest in members and youngest.call is not None:
-            preempts = youngest.request.preempts
-            if preempts is not None and preempts(youngest.call):
+        preempts = self._members[-1].request.preempts if self._members else None
+        if preempts is not None and self._members[-1] in members:
+            call = self._members[-1].call
+            if call is not None and preempts(call):
                 self._preempt_youngest(members, progress)
-        self._read_sources(role, members, progress)
-        self._make_room(role, members, progress)
+        if len(members) > 1:
+            self._read_sources(role, members, progress)
+        if len(self._members) > 1:
+            self._make_room(role, members, progress)
         if not members:
             return
         calls = [call for member in members if (call := member.call) is not None]

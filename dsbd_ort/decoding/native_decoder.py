@@ -17,6 +17,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from dsbd_forward.engine import Engine
+from dsbd_forward.forward import LateSource
 from dsbd_ort.decoding.batched_decoder import BatchedDecoder
 from dsbd_ort.decoding.config import DecodingConfig
 from dsbd_ort.decoding.decoder import Decoder, Member, Preempted, Progress
@@ -57,12 +58,11 @@ def is_installed() -> bool:
 
 def obstacle(request: DecodingRequest) -> str | None:
     """Return why only the numpy loop decodes a request; None: the core does as well."""
-    config, constraint = request.config, request.running_constraint
-    if constraint is not None and constraint.start(request.prompt_ids).dtype.kind != "i":
-        return f"{constraint.name} has states that are not whole numbers"
+    config = request.config
     if type(request.rng.bit_generator) is not np.random.PCG64:
         return f"rng is of {type(request.rng.bit_generator).__name__}, not PCG64"
     reasons = {
+        "its prompt has sound or pictures": isinstance(request.source, LateSource),
         "a trace is recorded": request.trace is not None,
         "logits_processors are given": bool(config.logits_processors),
         "scorers are given": bool(config.scorers),

@@ -1,6 +1,8 @@
 // What a request brings along in Python, as the core calls it: states, costs, a clock.
 #include "callbacks.hpp"
 
+#include <nanobind/stl/string.h>
+
 #include "request.hpp"
 
 namespace dsbd::python {
@@ -38,34 +40,54 @@ std::string PyConstraint::name() const {
 
 Constraint::State PyConstraint::start(IntSpan prompt_ids) const {
     nb::gil_scoped_acquire lock;
-    return ints_of(constraint_->attr("start")(array_of(prompt_ids).attr("tolist")())).at(0);
+    return number(constraint_->attr("start")(array_of(prompt_ids).attr("tolist")()));
 }
 
 Constraint::State PyConstraint::advance(State state, std::int64_t token) const {
     nb::gil_scoped_acquire lock;
-    return ints_of(constraint_->attr("advance")(one(state), one(token))).at(0);
+    return number(constraint_->attr("advance")(states(state), one(token)));
 }
 
-void PyConstraint::list_allowed(State state, Ints& tokens) const {
+bool PyConstraint::mark_allowed(State state, TokenBits& bits) const {
     nb::gil_scoped_acquire lock;
-    const nb::object allowed = constraint_->attr("allowed")(one(state));
+    const nb::object allowed = constraint_->attr("allowed")(states(state));
     if (nb::hasattr(allowed, "tokens")) {
-        const Ints listed = ints_of(allowed.attr("tokens"));
-        tokens.insert(tokens.end(), listed.begin(), listed.end());
-        return;
+        allowed_ = held(allowed.attr("tokens"));
+        return false;
     }
-    std::int64_t first = 0;
-    for (auto word : ints_of(allowed.attr("bits"))) {
-        for (auto bits = static_cast<std::uint32_t>(word); bits; bits &= bits - 1) {
-            tokens.push_back(first + std::countr_zero(bits));
-        }
-        first += 32;
-    }
+    const nb::object words = Names::get().contiguous(allowed.attr("bits"));
+    const Memory<const std::uint32_t> memory(words);
+    bits.assign(memory.data(), memory.data() + memory.size());
+    return true;
+}
+
+void PyConstraint::list_allowed(State, Ints& tokens) const {  // of the state asked about before
+    nb::gil_scoped_acquire lock;
+    const Ints listed = ints_of(**allowed_);
+    tokens.insert(tokens.end(), listed.begin(), listed.end());
 }
 
 bool PyConstraint::says(const char* method, State state) const {
     nb::gil_scoped_acquire lock;
-    return is_true(constraint_->attr(method)(one(state))[0]);
+    return is_true(constraint_->attr(method)(states(state))[0]);
+}
+
+void PyConstraint::keep_only(IntSpan states) const {
+    std::erase_if(states_, [&](const auto& each) { return !is_among(states, each.first); });
+}
+
+/// Return a state as an array, (1,).
+nb::object PyConstraint::states(State state) const {
+    const auto found = states_.find(state);
+    return found == states_.end() ? one(state) : **found->second;
+}
+
+Constraint::State PyConstraint::number(nb::handle states) const {
+    if (!nb::cast<std::string>(states.attr("dtype").attr("kind")).starts_with("O")) {
+        return ints_of(states).at(0);
+    }
+    states_.emplace(next_, held(states));
+    return next_++;
 }
 
 std::shared_ptr<const EngineCosts> PyCosts::now() {

@@ -1,6 +1,8 @@
 // What a request brings along in Python, as the core calls it: states, costs, a clock.
 #pragma once
 
+#include <map>
+
 #include "arrays.hpp"
 #include "drafting/cost_curve.hpp"
 #include "logits_processing/constraint.hpp"
@@ -21,7 +23,7 @@ private:
     Held state_;
 };
 
-/// A constraint in Python whose states are whole numbers.
+/// A constraint in Python, of one request; its states are numbered here unless they are numbers.
 class PyConstraint final : public Constraint {
 public:
     explicit PyConstraint(nb::handle constraint);
@@ -29,6 +31,8 @@ public:
     State start(IntSpan prompt_ids) const override;
     State advance(State state, std::int64_t token) const override;
     void list_allowed(State state, Ints& tokens) const override;
+    bool mark_allowed(State state, TokenBits& bits) const override;
+    void keep_only(IntSpan states) const override;
     bool accepts(State state) const override { return says("accepts", state); }
     bool has_ended(State state) const override { return says("has_ended", state); }
     bool ends_next(State state) const override {
@@ -38,8 +42,13 @@ public:
 
 private:
     bool says(const char* method, State state) const;
+    nb::object states(State state) const;
+    State number(nb::handle states) const;
 
     Held constraint_;
+    mutable std::map<State, HeldPointer> states_;  // arrays of one state each, by number
+    mutable State next_ = 0;
+    mutable HeldPointer allowed_;  // what a path may be followed by, if it is listed
     bool knows_last_;
     std::optional<std::size_t> most_tokens_;
 };

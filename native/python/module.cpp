@@ -193,6 +193,8 @@ public:
             nb::gil_scoped_release unlocked;
             progress = decoder_->iterate();
         }
+        raise(target_.fatal);
+        if (draft_) raise(draft_->fatal);
         nb::list found;
         const auto live = members_;
         for (const auto& member : live) {
@@ -230,6 +232,12 @@ public:
     std::size_t num_used_rows() const { return decoder_->num_used_rows(); }
 
 private:
+    static void raise(nb::handle error) {
+        if (!error.is_valid()) return;
+        PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.ptr())), error.ptr());
+        throw nb::python_error();
+    }
+
     std::shared_ptr<Costs> costs_of(nb::handle costs) {
         if (costs.is_none()) return nullptr;
         auto& found = costs_[costs.ptr()];

@@ -139,7 +139,8 @@ std::size_t PyEngine::num_rows() const {
 std::size_t PyEngine::num_free_rows() const {
     if (!grows_in_steps_) return std::numeric_limits<std::size_t>::max();
     nb::gil_scoped_acquire lock;
-    return nb::cast<std::size_t>(engine_.attr("num_free_rows"));
+    const auto number = nb::cast<std::int64_t>(engine_.attr("num_free_rows"));
+    return static_cast<std::size_t>(std::max(number, std::int64_t{0}));  // of a closed one below 0
 }
 
 void PyEngine::expect(std::size_t num_rows) {
@@ -165,11 +166,20 @@ void PyEngine::release_source(const Source& source) {
     engine_.attr("release_source")(object_of(&source));
 }
 
+nb::object PyEngine::called(const Forward& forward) {
+    try {
+        return engine_.attr("forward")(in_python(forward));
+    } catch (nb::python_error& error) {
+        if (!error.matches(PyExc_Exception)) fatal = nb::borrow(error.value());
+        throw;
+    }
+}
+
 ForwardResult PyEngine::forward(const Forward& forward) {
     nb::gil_scoped_acquire lock;
     full_.reset();
     read_.clear();
-    const nb::object found = engine_.attr("forward")(in_python(forward));
+    const nb::object found = called(forward);
     ForwardResult result;
     result.logits = logits_of(found.attr("logits"), forward.logit_rows.size());
     if (nb::object features = found.attr("features"); !features.is_none()) {

@@ -38,7 +38,11 @@ public:
     void read_source(const SourcePointer& source) override;
     void release_source(const Source& source) override;
 
+    /// What a call has raised that is no Exception, such as SystemExit: it ends everything.
+    nb::object fatal;
+
 private:
+    nb::object called(const Forward& forward);
     std::span<const float> row(std::size_t row) override;
     nb::object in_python(const Forward& forward) const;
     Logits logits_of(nb::handle logits, std::size_t num_rows);

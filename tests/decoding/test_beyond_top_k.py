@@ -18,6 +18,8 @@ from tests.decoding.exact_laws import chi_square_p_value
 from tests.decoding.tables import check_like_dense, mixed_table, random_table
 from tests.decoding.top_table import TopTable
 
+pytestmark = pytest.mark.usefixtures("both_loops")
+
 VOCAB, EOS, PROMPT = 40, 3, (1, 2)
 NUM_TOP = 6
 TARGET = random_table(1, VOCAB)

@@ -15,6 +15,8 @@ from dsbd_ort.decoding import (
 )
 from tests.decoding.tables import all_tokens, mixed_table, random_table, run
 
+pytestmark = pytest.mark.usefixtures("both_loops")
+
 VOCAB = 6
 TARGET = random_table(3, VOCAB)
 DRAFT = mixed_table(TARGET, random_table(4, VOCAB), 0.7)

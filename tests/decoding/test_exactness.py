@@ -9,6 +9,8 @@ from dsbd_ort.decoding import DecodingConfig
 from tests.decoding.exact_laws import beam_sampling_law, chi_square_p_value
 from tests.decoding.tables import all_tokens, final_beams, mixed_table, random_table, run
 
+pytestmark = pytest.mark.usefixtures("both_loops")
+
 VOCAB = 5
 TARGET = random_table(1, VOCAB)
 OTHER = random_table(2, VOCAB)

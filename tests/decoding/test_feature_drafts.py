@@ -10,6 +10,8 @@ from tests.decoding.exact_laws import beam_sampling_law, chi_square_p_value
 from tests.decoding.feature_tables import check_computed_twice, pair_of
 from tests.decoding.tables import all_tokens, final_beams, mixed_table, random_table, run
 
+pytestmark = pytest.mark.usefixtures("both_loops")
+
 VOCAB, EOS = 5, 4
 TARGET = random_table(1, VOCAB)
 OTHER = random_table(2, VOCAB)

@@ -1,5 +1,6 @@
 """Requests with a feature draft share engine calls, prompts and caches too small for them."""
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from dsbd_ort.decoding.batched_decoder import BatchedDecoder
 from dsbd_ort.decoding.errors import DecodingError
 from dsbd_ort.decoding.kv_cache import PREFILL_CHUNK, PrefixCache, PromptFeature
 from dsbd_ort.decoding.node_features import align_prefixes
+from dsbd_ort.decoding.request import Preempts
 from dsbd_ort.decoding.whole_requests import decoded_together
 from tests.decoding.feature_tables import TableDraft, TableFeatures, TableTarget, pair_of
 from tests.decoding.preempting import request_of
@@ -105,12 +107,18 @@ def test_prefixes_are_reused_and_the_draft_finds_its_features() -> None:
         assert len(rows) <= most_rows
 
 
+def at_every_call() -> Preempts:
+    """Preempt before each call, but not before its rows are computed again."""
+    flags = itertools.cycle((True, False, False))
+    return lambda _: next(flags)
+
+
 def test_a_request_without_drafts_that_is_preempted_leaves_the_rows_of_the_draft() -> None:
     """It cannot compute them again: they come from features, which it does not have."""
     decoder = BatchedDecoder(*several())
     drafted = DecodingConfig(max_new_tokens=4, draft_length=2, num_beams=2)
     plain = DecodingConfig(strategy="beam-sample", max_new_tokens=4, num_beams=2)
-    for config, preempts in ((drafted, None), (plain, lambda _: True), (drafted, None)):
+    for config, preempts in ((drafted, None), (plain, at_every_call()), (drafted, None)):
         result = decoded_next(decoder, request_on(config, (1, 2, 3), preempts=preempts))
         assert result.sequences[0].token_ids == alone_tokens(config, (1, 2, 3))
 

@@ -9,6 +9,8 @@ import pytest
 from dsbd_ort.decoding import DecodingConfig
 from tests.decoding.tables import mixed_table, random_table, run
 
+pytestmark = pytest.mark.usefixtures("both_loops")
+
 VOCAB = 4
 TARGET = random_table(31, VOCAB)
 DRAFT = mixed_table(TARGET, random_table(32, VOCAB), 0.6)

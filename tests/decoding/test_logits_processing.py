@@ -31,6 +31,8 @@ from tests.decoding.tables import (
 )
 from tests.decoding.top_table import TopTable
 
+pytestmark = pytest.mark.usefixtures("both_loops")
+
 VOCAB, EOS = 11, 4
 TARGET = random_table(1, VOCAB)
 OTHER = random_table(2, VOCAB)

@@ -14,6 +14,8 @@ from dsbd_ort.decoding.drafting.acceptance import AcceptanceEstimator
 from dsbd_ort.decoding.drafting.cost_curve import FREE, CostCurve, Costs, EngineCosts, LearnedCosts
 from tests.decoding.tables import LogitsOf, TimedTable, all_tokens, decoded, request_on
 
+pytestmark = pytest.mark.usefixtures("both_loops")
+
 VOCAB, NUM_TOKENS = 16, 64
 PAIRS = [  # (strategy that drafts, the one with the same output, num_beams)
     ("speculative", "sample", 1),

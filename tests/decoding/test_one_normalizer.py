@@ -13,6 +13,8 @@ from tests.decoding.path_constraint import PathConstraint, some_tokens
 from tests.decoding.tables import LogitsOf, decoded, mixed_table, random_table, request_on
 from tests.decoding.top_table import TopTable
 
+pytestmark = pytest.mark.usefixtures("both_loops")
+
 VOCAB, EOS = 40, 5
 PROMPT = (1, 0, 1)
 TARGET = random_table(7, VOCAB)

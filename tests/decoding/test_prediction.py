@@ -10,6 +10,8 @@ from dsbd_ort.decoding.drafting.cost_curve import CostCurve, EngineCosts
 from dsbd_ort.decoding.drafting.prediction import Place, Prediction
 from tests.decoding.tables import all_tokens, decoded, mixed_table, random_table, request_on, run
 
+pytestmark = pytest.mark.usefixtures("both_loops")
+
 VOCAB = 40
 TEXT = tuple(np.random.default_rng(3).integers(0, VOCAB, 60).tolist())
 EDITS = {  # an old version of TEXT

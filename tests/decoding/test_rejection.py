@@ -19,6 +19,8 @@ from tests.decoding.tables import (
     request_on,
 )
 
+pytestmark = pytest.mark.usefixtures("both_loops")
+
 VOCAB = 3
 
 

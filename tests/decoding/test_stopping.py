@@ -6,6 +6,8 @@ import pytest
 from dsbd_ort.decoding import DecodingConfig, DecodingError, TableModel, decode
 from tests.decoding.tables import all_tokens, ends_with, mixed_table, random_table
 
+pytestmark = pytest.mark.usefixtures("both_loops")
+
 VOCAB = 5
 TARGET = random_table(1, VOCAB)
 DRAFT = mixed_table(TARGET, random_table(2, VOCAB), 0.6)

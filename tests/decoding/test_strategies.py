@@ -21,6 +21,8 @@ from dsbd_ort.decoding.stats import summed_stats
 from tests.benchmark.fakes import stats
 from tests.decoding.tables import all_tokens, mixed_table, random_table, run
 
+pytestmark = pytest.mark.usefixtures("both_loops")
+
 VOCAB = 6
 TARGET = random_table(41, VOCAB)
 DRAFT = mixed_table(TARGET, random_table(42, VOCAB), 0.7)

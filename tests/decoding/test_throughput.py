@@ -27,6 +27,8 @@ from tests.decoding.tables import (
     request_on,
 )
 
+pytestmark = pytest.mark.usefixtures("both_loops")
+
 VOCAB = 8
 TARGET = random_table(1, VOCAB)
 HOSTILE = random_table(2, VOCAB)

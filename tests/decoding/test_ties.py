@@ -9,6 +9,8 @@ from dsbd_ort.decoding.joint_distribution import best_candidates
 from dsbd_ort.decoding.warp import Warp
 from tests.decoding.tables import LogitsOf, random_table, run
 
+pytestmark = pytest.mark.usefixtures("both_loops")
+
 PROMPT = (1, 0, 1)
 
 

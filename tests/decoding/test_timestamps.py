@@ -17,6 +17,8 @@ from tests.decoding.path_constraint import PathConstraint, some_tokens
 from tests.decoding.tables import random_table
 from tests.decoding.top_table import TopTable
 
+pytestmark = pytest.mark.usefixtures("both_loops")
+
 VOCAB, EOS, NO_TIMESTAMPS = 60, 20, 24
 FIRST = NO_TIMESTAMPS + 1
 OPTIONS: dict[str, Any] = {

@@ -111,9 +111,9 @@ class RaisingTrace:
 
 @pytest.mark.parametrize("error", RAISED)
 def test_a_trace_recorder_that_raises_ends_its_own_request_alone(
-    pipeline: Pipeline, error: type[BaseException]
+    tiny_bundle: Bundle, error: type[BaseException]
 ) -> None:
-    service = Service(pipeline)
+    service = Service(Pipeline.from_bundle(tiny_bundle.path, num_threads=1, loop="python"))
     other, events = endless(service)
     trace = RaisingTrace(error)
     with pytest.raises(InternalError, match=error.__name__):

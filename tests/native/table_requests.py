@@ -1,20 +1,10 @@
-"""Whole requests on tables, drawn at random, and what Python's loop returns of them, as JSON.
+"""Whole requests on tables, drawn at random, by the loop in numpy and by the loop in C++.
 
-    python -m tests.native.table_requests FOLDER NUMBER SEED
+    python -m tests.native.table_requests NUMBER SEED
 
-writes ``cases.json``, which ``native/tests/loop_test.cpp`` reads, and ``expected.json``, which it
-should print. Numbers that must agree to the last bit are written as their bits. In ``cases.json``:
-
-    cases: each of some requests on the engines that they share: alone, or together
-        target, draft: file of logits, (num_paths, vocab_size + 1) float32, the last of a row their
-            log-sum-exp, of the paths that Python's loop has computed, with -1 added if a row came
-            from the draft's own feature; num_top of a top-k head or 0; features: returned or read
-            context_length: its positions, null: no limit
-        admits: whether the first request that waits is admitted now, again and again
-        max_rows: of the caches; pool: tokens of the pool of n-grams; null: none
-        requests: options of DecodingConfig, a begin token or null, what else WholeRequest says;
-            preempts: whether the rows are dropped before each of the first engine calls
-    refused: options that DecodingConfig refuses
+prints how many were decoded, and fails at the first case in which the loops differ in any bit that
+is returned, or in any engine call: each of some requests on engines that they share, alone or
+together.
 """
 
 from __future__ import annotations
@@ -26,12 +16,10 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from hypothesis import HealthCheck, Phase, given, seed, settings
-from numpy.typing import NDArray
 
 from dsbd_errors import DsbdError
 from dsbd_forward.forward import Forward, ForwardResult
@@ -40,11 +28,10 @@ from dsbd_ort.decoding import STRATEGIES, DecodeResult, DecodingConfig
 from dsbd_ort.decoding.batched_decoder import BatchedDecoder
 from dsbd_ort.decoding.decoder import Decoder, Member, Preempted, Progress
 from dsbd_ort.decoding.drafting.ngram import NGramPool
+from dsbd_ort.decoding.native_decoder import NativeDecoder
 from dsbd_ort.decoding.request import DecodingRequest
 from dsbd_ort.decoding.result import IterationOutput
 from dsbd_ort.decoding.top_tokens import TokenLogprobs
-from tests.decoding.feature_tables import TableDraft
-from tests.decoding.top_table import candidates_of
 from tests.native.law_cases import check_portable
 from tests.robustness.whole_requests import FEATURES, NO_DRAFT, WholeRequest, whole_requests
 
@@ -103,14 +90,12 @@ def supported(request: WholeRequest) -> WholeRequest:
 
 
 class Recorded:
-    """A model whose clock goes on with its calls, and what it has returned."""
+    """A model whose clock goes on with its calls, and how many rows each call had."""
 
     def __init__(self, model: Any, clock: list[float], context: int | None = None) -> None:
         self.model, self.keep = model, model.keep
         self.spec = replace(model.spec, context_length=context)
         self._clock = clock
-        self._paths = getattr(model, "table", model)
-        self.rows_by_path: dict[tuple[int, ...], NDArray[np.float32]] = {}
         self.rows_of_calls: list[int] = []
 
     @property
@@ -122,30 +107,7 @@ class Recorded:
         assert length is None or forward.positions.max() < length, "beyond the context"
         self.rows_of_calls.append(forward.num_new)
         self._clock[0] += 1e-3 + 1e-5 * forward.num_new
-        result = self.model.forward(forward)
-        first = len(self._paths.computed_paths) - forward.num_new
-        for row in forward.logit_rows.tolist():
-            path, table = self._paths.computed_paths[first + row], self._paths._logits_of
-            if isinstance(self.model, TableDraft):
-                kind = self.model.kinds[row - forward.num_new][1]
-                table = self.model._tables[kind]
-            logits = np.asarray(table(path), dtype=np.float32)
-            if isinstance(self.model, TableDraft) and kind == "draft":
-                path = (*path, -1)
-            self.rows_by_path[path] = np.append(logits, candidates_of(logits[None], 1).logsumexp)
-        return result
-
-    def written(self, file: Path) -> dict[str, Any]:
-        rows = [*self.rows_by_path.values()]
-        np.array(rows, dtype="<f4").tofile(file)
-        returned, read = self.spec.returns_features, self.spec.reads_features
-        return {
-            "file": file.name,
-            "paths": [*self.rows_by_path],
-            "num_top": self.spec.head.num_top_logits,
-            "features": "returned" if returned else "read" if read else None,
-            "context_length": self.spec.context_length,
-        }
+        return self.model.forward(forward)
 
 
 @dataclass
@@ -162,28 +124,11 @@ class Case:
     context: int | None = None  # of the draft
     has_begin_token: bool = False  # the first token of each prompt
 
-    def run(self, folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the case, whose tables are written, and what Python makes of it."""
-        self._folder = folder
-        expected = self.outcome(BatchedDecoder)
-        target, draft = self._models
-        written = {
-            "vocab_size": self.requests[0].vocab_size,
-            "target": target.written(folder / f"{self.number}.target"),
-            "draft": draft and draft.written(folder / f"{self.number}.draft"),
-            "max_rows": self.max_rows,
-            "pool": self.pool,
-            "admits": self.admits,
-            "requests": [self._written(number) for number in range(len(self.requests))],
-        }
-        return written, expected
-
     def outcome(self, kind: Callable[..., Decoder]) -> dict[str, Any]:
         """Return what a kind of decoder makes of the case."""
         clock = [0.0]
         target, draft = self.requests[0].models()
         target, draft = Recorded(target, clock), draft and Recorded(draft, clock, self.context)
-        self._models = target, draft
         self._decoder = kind(target, draft, max_rows=self.max_rows, clock=lambda: clock[0])
         self._pool = None if self.pool is None else NGramPool(self.pool)
         self._clock = clock
@@ -194,21 +139,6 @@ class Case:
             "outcomes": self._outcomes,
             "target_calls": target.rows_of_calls,
             "draft_calls": draft.rows_of_calls if draft else [],
-        }
-
-    def _written(self, number: int) -> dict[str, Any]:
-        request, trie = self.requests[number], self.tries.get(number)
-        name = f"{self.number}.{number}.trie"
-        if trie is not None:
-            trie.save(self._folder / name)
-        return {
-            "options": request.options,
-            "prompt": request.prompt,
-            "begin_token": request.prompt[0] if self.has_begin_token else None,
-            "stop": request.stop,
-            "seconds_a_row": request.seconds_a_row,
-            "trie": None if trie is None else name,
-            "preempts": self.preempts,
         }
 
     def _decode(self) -> None:
@@ -406,22 +336,35 @@ def with_tries(case: Case, rng: np.random.Generator) -> Case:
     return case
 
 
-def main(folder: Path, number: int, seed_number: int) -> None:
+def is_valid(request: WholeRequest) -> bool:
+    try:
+        config_of(request)
+    except DsbdError:
+        return False
+    return True
+
+
+def without_texts(outcome: dict[str, Any]) -> dict[str, Any]:
+    """Return an outcome without the texts of its errors, which name options as each loop does."""
+    each = [{**one, "error": "error" in one} for one in outcome["outcomes"]]
+    return {**outcome, "outcomes": each}
+
+
+def main(number: int, seed_number: int) -> None:
     check_portable()
-    requests, refused = [], []
-    for request in drawn_requests(number, seed_number):
-        try:
-            config_of(request)
-        except DsbdError:
-            refused.append(request.options)
-        else:
-            requests.append(request)
-    runs = [case.run(folder) for case in cases_of(requests, np.random.default_rng(seed_number))]
-    written = {"cases": [case for case, _ in runs], "refused": refused}
-    expected = {"cases": [found for _, found in runs], "refused": [True] * len(refused)}
-    (folder / "cases.json").write_text(json.dumps(written))
-    (folder / "expected.json").write_text(json.dumps(expected))
+    valid = [request for request in drawn_requests(number, seed_number) if is_valid(request)]
+    num_decoded = 0
+    for case in cases_of(valid, np.random.default_rng(seed_number)):
+        expected, found = (
+            without_texts(case.outcome(kind)) for kind in (BatchedDecoder, NativeDecoder)
+        )
+        num_decoded += sum(not each["error"] for each in expected["outcomes"])
+        if found != expected:
+            requests = [vars(request) for request in case.requests]
+            print(json.dumps({"case": case.number, "expected": expected, "found": found}))
+            sys.exit(f"case {case.number} differs: {requests}")
+    print(json.dumps({"num_decoded": num_decoded}))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
+    main(int(sys.argv[1]), int(sys.argv[2]))

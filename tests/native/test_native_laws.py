@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from dsbd_ort import TokenTrie
-from tests.native.test_native_loop import PORTABLE, ROOT
+from tests.native.conftest import ROOT
+from tests.native.law_cases import PORTABLE
 
 SEAL_BYTES = 132  # of a trie's file
 

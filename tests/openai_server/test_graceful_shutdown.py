@@ -20,11 +20,12 @@ BODY = {  # a call a token, and nothing ends it: long enough to be ended in
     "strategy": "sample",
     "eos_token_id": [],
 }
+SLOWLY = "--loop", "python"  # the core is done before the signal comes
 
 
 def test_sigterm_lets_requests_in_flight_finish(chat_bundle):
     with (
-        server_process(chat_bundle, "--threads", 1) as server,
+        server_process(chat_bundle, "--threads", 1, *SLOWLY) as server,
         httpx2.stream("POST", f"{server.url}/v1/completions", json=BODY, timeout=30) as answer,
     ):
         events = answer.iter_lines()
@@ -48,7 +49,7 @@ def test_requests_left_after_the_timeout_or_a_second_signal_get_an_error(
 ):
     patience = "0.1" if signals == 1 else "60"
     with (
-        server_process(chat_bundle, "--shutdown-timeout", patience) as server,
+        server_process(chat_bundle, "--shutdown-timeout", patience, *SLOWLY) as server,
         ThreadPoolExecutor() as threads,
         httpx2.stream("POST", f"{server.url}/v1/completions", json=BODY, timeout=30) as answer,
     ):

@@ -31,7 +31,7 @@ PREDICTED = "predicted_token_ids"
 NO_DRAFT = "none"  # of requests that need no draft model
 HEADS = ("top", "full", "proposed")
 """Outputs of the engines; "proposed": the draft's largest logits, of a vocabulary of its own."""
-CHECKS = ("dense", "shared", "crowded", "repeated", "traced", "alone")
+CHECKS = ("dense", "shared", "crowded", "repeated", "traced", "alone", "native")
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ public:
             if (has_ended(nodes[beam])) {
                 layer_.add(beam, STAY, 0.0);
             } else if (allowed && allowed->are_asked[beam]) {
-                const Ints& tokens = allowed->after[beam].tokens;
+                const Ints tokens = allowed->after[beam].all();
                 const double log_prob = -std::log(static_cast<double>(tokens.size()));
                 for (const std::int64_t token : tokens) layer_.add(beam, token, log_prob);
             } else if (ngram_) {
@@ -132,7 +132,7 @@ private:
             AllowedAfter& allowed = found.after[beam];
             allowed = processing_->allowed_after(nodes[beam]);
             const bool ends = processing_->ends_next(nodes[beam], allowed);
-            const std::size_t num_tokens = allowed.tokens.size();
+            const std::size_t num_tokens = allowed.count();
             all_end = all_end && ends;
             needs.is_forced = needs.is_forced && num_tokens == 1;
             found.are_asked[beam] = num_tokens == 1 || (ends && proposes_ends_ && num_tokens > 0);
@@ -143,7 +143,7 @@ private:
         if (num_candidates && takes_all(num_candidates, num_open)) {
             needs.num_whole = num_candidates;
             for (std::size_t beam = 0; beam < nodes.size(); ++beam) {
-                found.are_asked[beam] = !found.after[beam].tokens.empty();
+                found.are_asked[beam] = found.after[beam].count() > 0;
             }
         }
         return found;

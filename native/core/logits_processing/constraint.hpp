@@ -8,6 +8,9 @@
 
 namespace dsbd {
 
+/// A bit for every token of the vocabulary: bit t % 32 of word t / 32.
+using TokenBits = std::vector<std::uint32_t>;
+
 /// Says which tokens may follow a path, and where a path may end.
 ///
 /// A path that accepts may be followed by an end-of-sequence token: the decoder allows these
@@ -27,6 +30,10 @@ public:
     virtual State advance(State state, std::int64_t token) const = 0;
     /// Append the tokens that may follow a path, increasing.
     virtual void list_allowed(State state, Ints& tokens) const = 0;
+    /// Mark them instead, if they may be most of the vocabulary; false: they are listed.
+    virtual bool mark_allowed(State, TokenBits&) const { return false; }
+    /// Only these states are in use from now on.
+    virtual void keep_only(IntSpan) const {}
     /// Whether the path is complete, so that the sequence may end there.
     virtual bool accepts(State state) const = 0;
     /// Whether the path ends as it is, without an end-of-sequence token.

@@ -8,6 +8,11 @@ namespace dsbd {
 ConstraintStates::ConstraintStates(const Constraint& of, IntSpan prompt_ids, Ints eos_ids)
     : StateByNode(of.start(prompt_ids)), constraint(of), eos(std::move(eos_ids)) {}
 
+void ConstraintStates::prune(IntSpan kept, std::span<const std::uint8_t> is_absorbing) {
+    StateByNode::prune(kept, is_absorbing);
+    constraint.keep_only(states_);
+}
+
 std::int64_t ConstraintStates::next(const std::int64_t& parent, std::int64_t token) const {
     return std::ranges::binary_search(eos, token) ? parent : constraint.advance(parent, token);
 }

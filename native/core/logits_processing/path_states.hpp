@@ -90,6 +90,8 @@ class ConstraintStates final : public StateByNode<std::int64_t> {
 public:
     ConstraintStates(const Constraint& constraint, IntSpan prompt_ids, Ints eos);
 
+    void prune(IntSpan kept, std::span<const std::uint8_t> is_absorbing) override;
+
     const Constraint& constraint;
     const Ints eos;  // (num_eos,) increasing
 

@@ -70,6 +70,9 @@ void RequestProcessing::append_full_row(const Row& row, TokenDistributions& know
         count_up(tokens_, logits.size());
     }
     process_scores({paths_, row.node, listed, vocab_size()}, row.normalizer);
+    for (std::size_t i = 0; row.allowed.is_marked && i < scores_.size(); ++i) {
+        if (!row.allowed.allows(tokens_[i])) scores_[i] = LOG_ZERO;
+    }
     append_processed(listed.value_or(tokens_), known);
 }
 
@@ -189,7 +192,8 @@ AllowedAfter RequestProcessing::allowed_after(std::int64_t node) const {
 bool RequestProcessing::ends_next(std::int64_t node, const AllowedAfter& allowed) const {
     if (!constraint_) return false;
     const auto state = constraint_->of(node);
-    return allowed.num_listed == 0 || constraint_->constraint.ends_next(state);
+    return (allowed.is_listed && allowed.num_listed == 0) ||
+           constraint_->constraint.ends_next(state);
 }
 
 void RequestProcessing::process(std::int64_t node, IntSpan tokens, std::span<double> log_probs) {
@@ -206,7 +210,7 @@ void RequestProcessing::process(std::int64_t node, IntSpan tokens, std::span<dou
 
 void RequestProcessing::check_continues(IntSpan nodes, std::size_t num_candidates) const {
     for (const auto node : nodes) {
-        if (!constraint_ || !AllowedAfter::after(node, &*constraint_).tokens.empty()) continue;
+        if (!constraint_ || AllowedAfter::after(node, &*constraint_).count()) continue;
         throw ConstraintError(constraint_->constraint.name() +
                     " neither accepts nor continues the new tokens " + new_tokens(node) +
                     "; expected a token that may follow, or an end-of-sequence id where it "
