@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dsbd_forward.rows import ONE
 from dsbd_ort.decoding.distribution import larger
 
 Ints = NDArray[np.int64]
@@ -79,7 +78,7 @@ class Hypotheses:
         self._size = size
         self.parents[first:size] = parents
         self.tokens[first:size] = tokens
-        self.lengths[first:size] = self.lengths[parents] + ONE
+        self.lengths[first:size] = self.lengths[parents] + 1
         self.token_logprobs[first:size] = token_logprobs
         self.logprobs[first:size] = self.logprobs[parents] + token_logprobs
         return np.arange(first, size)

@@ -26,7 +26,9 @@ Floats = NDArray[np.float64]
 Slots = NDArray[np.int64]
 
 _NO_NUMBERS = np.zeros(0)
-NONE_YET: TokenDistributions = TopDistributions(np.zeros((3, 0, 0)))
+NONE_YET: TokenDistributions = TopDistributions(
+    np.zeros((0, 0), dtype=np.int64), np.zeros((0, 0)), None
+)
 
 
 class LeftOut(Enum):

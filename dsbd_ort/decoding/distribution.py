@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,12 +31,12 @@ class TokenDistribution(NamedTuple):
     raw_log_probs: Floats
 
 
-class TopDistributions:
-    """Distributions over K tokens each: log-probabilities, raw ones, and the int64 bits of ids."""
+class _StoredRows:
+    """Distributions of which each has a row in every one of some arrays."""
 
-    def __init__(self, entries: Floats) -> None:
-        """Take these, (3, num_rows, K), see TokenDistribution; of two, the first is both."""
-        self._entries, self._size = entries, int(entries.shape[1])
+    def __init__(self, *arrays: NDArray[Any]) -> None:
+        self._arrays = arrays
+        self._size = len(arrays[0])
 
     def __len__(self) -> int:
         return self._size
@@ -45,51 +46,65 @@ class TopDistributions:
             raise IndexError(row)
         return TokenDistribution(*self.candidates(np.array([row])))
 
-    def after_unused_row(self) -> TopDistributions:
+    def after_unused_row(self) -> Self:
         """Return a copy whose row 0 is no distribution."""
-        return TopDistributions(np.concatenate([self._entries[:, :1], self._entries], axis=1))
+        found = copy.copy(self)
+        found._arrays = tuple(np.concatenate([array[:1], array]) for array in self._arrays)
+        found._size += 1
+        return found
 
-    def append(self, more: TopDistributions) -> None:
-        size = self._size + more._size
-        if size > self._entries.shape[1]:
-            entries = np.empty((len(self._entries), 2 * size, self._entries.shape[2]))
-            entries[:, : self._size] = self._entries[:, : self._size]
-            self._entries = entries
-        self._entries[:, self._size : size] = more._entries
+    def append(self, more: Self) -> None:
+        size = self._size + len(more)
+        if size > len(self._arrays[0]):
+            self._arrays = tuple(larger(array, size + size // 4) for array in self._arrays)
+        for array, added in zip(self._arrays, more._arrays, strict=True):
+            array[self._size : size] = added
         self._size = size
 
-    def keep(self, rows: NDArray[np.int64]) -> None:
+    def keep(self, rows: Rows) -> None:
         """Keep row 0 and ``rows``, which become 1, 2, ...; drop all others."""
-        self._size = 1 + len(rows)
-        self._entries[:, 1 : self._size] = self._entries.take(rows, axis=1)
+        kept = np.concatenate([[0], rows])
+        self._arrays = tuple(array[kept] for array in self._arrays)
+        self._size = len(kept)
 
-    def candidates(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], Floats, Floats]:
-        """Return tokens, warped and raw log-probabilities of these rows, (num_rows * K,) each."""
-        found = self._entries.take(rows, axis=1).reshape(len(self._entries), -1)
-        return found[-1].view(np.int64), found[0], found[-2]
-
-    @property
-    def num_tokens(self) -> int:
-        return int(self._entries.shape[2])
-
-    def least(self, rows: NDArray[np.int64]) -> Floats:
-        """Return the last log-probability of these rows, (num_rows,)."""
-        last: Floats = self._entries[0, rows, -1]
-        return last
-
-    def log_probs_of(self, rows: NDArray[np.int64], tokens: NDArray[np.int64]) -> Floats:
-        """Return the warped log-probability of one token of each of these rows, (num_rows,)."""
-        log_probs, *_, known = self._entries[:, rows]
-        is_token = known.view(np.int64) == tokens[:, None]
-        found: Floats = log_probs[np.arange(len(rows)), is_token.argmax(axis=1)]
-        return np.where(is_token.any(axis=1), found, -np.inf)
+    def candidates(self, rows: Rows) -> tuple[Rows, Floats, Floats]:
+        """Return tokens, warped and raw log-probabilities of rows, (num_rows * n,) each."""
+        raise NotImplementedError
 
     @property
     def num_bytes(self) -> int:
-        return int(self._entries.nbytes)
+        return sum(array.nbytes for array in self._arrays)
 
 
-class DenseDistributions:
+class TopDistributions(_StoredRows):
+    """Distributions over K tokens each."""
+
+    def __init__(self, tokens: Rows, log_probs: Floats, raw_log_probs: Floats | None) -> None:
+        """Take these, (num_rows, K) each, see TokenDistribution; raw None: they are the others."""
+        super().__init__(tokens, log_probs, *(() if raw_log_probs is None else (raw_log_probs,)))
+
+    def candidates(self, rows: Rows) -> tuple[Rows, Floats, Floats]:
+        tokens, *found = [array.take(rows, axis=0).ravel() for array in self._arrays]
+        return tokens, found[0], found[-1]
+
+    @property
+    def num_tokens(self) -> int:
+        return int(self._arrays[0].shape[1])
+
+    def least(self, rows: Rows) -> Floats:
+        """Return the last log-probability of these rows, (num_rows,)."""
+        last: Floats = self._arrays[1][rows, -1]
+        return last
+
+    def log_probs_of(self, rows: Rows, tokens: NDArray[np.int64]) -> Floats:
+        """Return the warped log-probability of one token of each of these rows, (num_rows,)."""
+        known, log_probs = self._arrays[0][rows], self._arrays[1][rows]
+        is_token = known == tokens[:, None]
+        found: Floats = log_probs[np.arange(len(rows)), is_token.argmax(axis=1)]
+        return np.where(is_token.any(axis=1), found, -np.inf)
+
+
+class DenseDistributions(_StoredRows):
     """Distributions over the whole vocabulary, held as float32 logits, computed when read."""
 
     def __init__(
@@ -105,39 +120,10 @@ class DenseDistributions:
         log-probabilities of logits less the largest, both (num_rows, vocab); None: the raw ones.
         normalizers: (num_rows, 1), of an engine that returns them; None: added up when read.
         """
+        super().__init__(logits, largest, *(() if normalizers is None else (normalizers,)))
         self._warped = warped
-        self._arrays: tuple[NDArray[Any], ...] = logits, largest
-        if normalizers is not None:
-            self._arrays = logits, largest, normalizers
-        self._size = len(logits)
 
-    def __len__(self) -> int:
-        return self._size
-
-    def __getitem__(self, row: int) -> TokenDistribution:
-        if row >= self._size:
-            raise IndexError(row)
-        return TokenDistribution(*self.candidates(np.array([row])))
-
-    def after_unused_row(self) -> DenseDistributions:
-        logits, largest, *given = (np.concatenate([old[:1], old]) for old in self._arrays)
-        return DenseDistributions(logits, largest, self._warped, *given)
-
-    def append(self, more: DenseDistributions) -> None:
-        size = self._size + len(more)
-        if size > len(self._arrays[0]):
-            self._arrays = tuple(larger(array, size + size // 4) for array in self._arrays)
-        for array, added in zip(self._arrays, more._arrays, strict=True):
-            array[self._size : size] = added
-        self._size = size
-
-    def keep(self, rows: NDArray[np.int64]) -> None:
-        self._size = 1 + len(rows)
-        kept = np.concatenate([[0], rows])
-        self._arrays = tuple(array[kept] for array in self._arrays)
-
-    def candidates(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], Floats, Floats]:
-        """Return tokens, warped and raw log-probabilities of rows, (num_rows * vocab,) each."""
+    def candidates(self, rows: Rows) -> tuple[Rows, Floats, Floats]:
         logits, largest, *given = (array[rows] for array in self._arrays)
         normalizers = given[0] if given else added_up(logits)
         raw = logits.astype(np.float64)
@@ -148,37 +134,32 @@ class DenseDistributions:
         tokens = _all_tokens(logits.shape[1]) + np.zeros((len(rows), 1), dtype=np.int64)
         return tokens.ravel(), log_probs.ravel(), raw.ravel()
 
-    def log_probs_of(self, rows: NDArray[np.int64], tokens: NDArray[np.int64]) -> Floats:
+    def log_probs_of(self, rows: Rows, tokens: NDArray[np.int64]) -> Floats:
         log_probs = self.candidates(rows)[1].reshape(len(rows), -1)
         found: Floats = log_probs[np.arange(len(rows)), tokens]
         return found
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(array.nbytes for array in self._arrays)
 
 
 class ListedDistributions:
     """Distributions that list the tokens that may be drawn, of any number each, row by row."""
 
-    def __init__(self, entries: Floats, begins: Rows, counts: Rows) -> None:
-        """Take entries (3, num_entries); of every row, where they begin and how many they are."""
-        self._entries = entries
-        self._size = int(entries.shape[1])
+    def __init__(
+        self, tokens: Rows, log_probs: Floats, raw_log_probs: Floats, begins: Rows, counts: Rows
+    ) -> None:
+        """Take entries, (num_entries,) each; of every row, where they begin, how many they are."""
+        self._entries = tokens, log_probs, raw_log_probs
         self._begins = begins
         self._counts = counts
 
     @classmethod
-    def of(
-        cls, tokens: NDArray[np.int64], log_probs: Floats, raw_log_probs: Floats
-    ) -> ListedDistributions:
+    def of(cls, tokens: Rows, log_probs: Floats, raw_log_probs: Floats) -> ListedDistributions:
         """Return distributions, (num_rows, n) each, without tokens of log-probability -inf."""
         is_listed = log_probs > -np.inf
         counts = np.count_nonzero(is_listed, axis=1)
-        entries = np.empty((3, int(counts.sum())))
-        entries[0], entries[1] = log_probs[is_listed], raw_log_probs[is_listed]
-        entries[2].view(np.int64)[:] = tokens[is_listed]
-        return cls(entries, counts.cumsum() - counts, counts)
+        begins = counts.cumsum() - counts
+        return cls(
+            tokens[is_listed], log_probs[is_listed], raw_log_probs[is_listed], begins, counts
+        )
 
     def __len__(self) -> int:
         return len(self._counts)
@@ -186,52 +167,46 @@ class ListedDistributions:
     def __getitem__(self, row: int) -> TokenDistribution:
         if row >= len(self):
             raise IndexError(row)
-        return TokenDistribution(*self.candidates(np.array([row]))[:3])
+        return TokenDistribution(*self.candidates(np.array([row])))
 
     def after_unused_row(self) -> ListedDistributions:
         """Return a copy whose row 0 is no distribution: one entry, to be overwritten."""
-        entries = np.concatenate([np.zeros((3, 1)), self._entries[:, : self._size]], axis=1)
-        return ListedDistributions(
-            entries, np.append(0, self._begins + 1), np.append(1, self._counts)
-        )
+        tokens, log_probs, raw = (np.append(0, entries) for entries in self._entries)
+        begins, counts = np.append(0, self._begins + 1), np.append(1, self._counts)
+        return ListedDistributions(tokens, log_probs, raw, begins, counts)
 
     def replaced(self, rows: Rows, others: ListedDistributions) -> ListedDistributions:
         """Return a copy in which ``others`` stand in these rows."""
         begins, counts = self._begins.copy(), self._counts.copy()
-        begins[rows], counts[rows] = others._begins + self._size, others._counts
-        parts = [self._entries[:, : self._size], others._entries[:, : others._size]]
-        return ListedDistributions(np.concatenate(parts, axis=1), begins, counts)
+        begins[rows], counts[rows] = others._begins + len(self._entries[0]), others._counts
+        return ListedDistributions(*self._joined(others), begins, counts)
 
     def append(self, more: ListedDistributions) -> None:
-        size = self._size + more._size
-        if size > self._entries.shape[1]:
-            entries = np.empty((3, 2 * size))
-            entries[:, : self._size] = self._entries[:, : self._size]
-            self._entries = entries
-        self._entries[:, self._size : size] = more._entries[:, : more._size]
-        self._begins = np.append(self._begins, more._begins + self._size)
+        self._begins = np.append(self._begins, more._begins + len(self._entries[0]))
         self._counts = np.append(self._counts, more._counts)
-        self._size = size
+        self._entries = self._joined(more)
+
+    def _joined(self, more: ListedDistributions) -> tuple[Rows, Floats, Floats]:
+        pairs = zip(self._entries, more._entries, strict=True)
+        tokens, log_probs, raw = (np.concatenate(pair) for pair in pairs)
+        return tokens, log_probs, raw
 
     def keep(self, rows: Rows) -> None:
         kept = np.append(0, rows)
-        self._entries = self._entries[:, self._places(kept)]
+        self._entries = self.candidates(kept)
         self._counts = self._counts[kept]
         self._begins = self._counts.cumsum() - self._counts
-        self._size = self._entries.shape[1]
 
     def counts(self, rows: Rows) -> Rows:
         """Return how many tokens these rows list, (num_rows,) int64."""
         counts: Rows = self._counts[rows]
         return counts
 
-    def candidates(self, rows: Rows) -> tuple[NDArray[np.int64], Floats, Floats]:
+    def candidates(self, rows: Rows) -> tuple[Rows, Floats, Floats]:
         """Return tokens, warped and raw log-probabilities of these rows, one after another."""
-        found = self._entries[:, self._places(rows)]
-        return found[2].view(np.int64), found[0], found[1]
-
-    def _places(self, rows: Rows) -> Rows:
-        return joined_ranges(self._begins[rows], self._counts[rows])
+        places = joined_ranges(self._begins[rows], self._counts[rows])
+        tokens, log_probs, raw = self._entries
+        return tokens[places], log_probs[places], raw[places]
 
     def log_probs_of(self, rows: Rows, tokens: NDArray[np.int64]) -> Floats:
         known, log_probs, _ = self.candidates(rows)
@@ -243,7 +218,7 @@ class ListedDistributions:
 
     @property
     def num_bytes(self) -> int:
-        return int(self._entries.nbytes)
+        return sum(array.nbytes for array in self._entries)
 
 
 TokenDistributions = TopDistributions | DenseDistributions | ListedDistributions

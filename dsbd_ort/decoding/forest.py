@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from dsbd_forward.rows import NO_INTS, ONE, ZERO
+from dsbd_forward.rows import NO_INTS
 from dsbd_ort.decoding.joint_distribution import FEW_TOKENS, UPPER_HALF, JointDistribution
 from dsbd_ort.decoding.logits_processing.path_states import PathStates
 from dsbd_ort.decoding.noise import Keys, mix64, root_key
@@ -84,7 +84,7 @@ class Forest:
             stays = (tokens < 0).nonzero()[0]
             nodes[stays] = parents[stays]
             self.num_met -= len(stays)
-        missing = (nodes < ZERO).nonzero()[0]
+        missing = (nodes < 0).nonzero()[0]
         self.num_met += num_chosen - len(missing)
         if len(missing):
             nodes[missing] = self._add(parents[missing], tokens[missing], joint, chosen[missing])
@@ -114,7 +114,7 @@ class Forest:
         else:
             keys = joint.path_keys[chosen]
         self.tokens[first:last], self.parents[first:last] = tokens, parents
-        self.positions[first:last] = self.positions[parents] + ONE
+        self.positions[first:last] = self.positions[parents] + 1
         self.path_keys[first:last] = keys
         self._num_nodes = last
         self.num_added += num_new
@@ -164,9 +164,9 @@ class Forest:
     def pending(self, nodes: Nodes, slots: NDArray[np.int64]) -> Nodes:
         """Return what must be computed before the distributions after ``nodes``, parents first."""
         parents = self.parents
-        found = nodes[slots[nodes] < ZERO]
+        found = nodes[slots[nodes] < 0]
         above = parents[found]
-        above = above[slots[above] < ZERO]
+        above = above[slots[above] < 0]
         if not len(above):  # usually
             return found
         is_pending = np.zeros(len(slots), dtype=np.bool_)
@@ -177,11 +177,11 @@ class Forest:
             in_trunk = above[above < trunk]
             if len(in_trunk):  # a draft that rests has all tokens since it rests to compute
                 for last in set(in_trunk.tolist()):
-                    computed = (slots[: last + 1] >= ZERO).nonzero()[0]
+                    computed = (slots[: last + 1] >= 0).nonzero()[0]
                     is_pending[computed[-1] + 1 if len(computed) else 0 : last] = True
                 above = above[above >= trunk]
             above = parents[above]
-            above = above[slots[above] < ZERO]
+            above = above[slots[above] < 0]
         return is_pending.nonzero()[0]
 
     def below(self, roots: Nodes) -> NDArray[np.bool_]:

@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsbd_forward.forward import Forward
-from dsbd_forward.rows import ZERO
 from dsbd_ort.decoding.beams import Beams, Hypotheses
 from dsbd_ort.decoding.cache_view import CacheView
 from dsbd_ort.decoding.computed_distributions import ComputedDistributions, LeftOut
@@ -120,11 +119,11 @@ class ForestRunner:
     def are_computed(self, nodes: Nodes) -> bool:
         """Return whether the distribution after each is known; an absorbing one needs none."""
         slots = self.forest.slots[self._engine][nodes]
-        return not len((slots < ZERO).nonzero()[0])
+        return not len((slots < 0).nonzero()[0])
 
     def missing(self) -> Nodes:
         slots = self.forest.slots[self._engine]
-        return (slots[: len(self.forest)] < ZERO).nonzero()[0]
+        return (slots[: len(self.forest)] < 0).nonzero()[0]
 
     def pending(self, nodes: Nodes) -> Nodes:
         return self.forest.pending(nodes, self.forest.slots[self._engine])
@@ -212,7 +211,7 @@ class ForestRunner:
         slots = self.forest.slots[self._engine][: len(self.forest)]
         for features in self._features:
             slots[:] = features.slots_after_pruning(slots)
-        computed = (slots > ZERO).nonzero()[0]
+        computed = (slots > 0).nonzero()[0]
         kept = slots[computed]
         self._slots_above = {}
         self.distributions.keep(kept)

@@ -13,7 +13,7 @@ from dsbd_ort.decoding.distribution import ListedDistributions, TokenDistributio
 STAY = -1
 """The "token" by which an absorbing beam continues: it stays what it is, with probability 1."""
 
-UPPER_HALF = np.array(32)  # a shift; see rows.ZERO
+UPPER_HALF = 32  # a shift
 
 
 @dataclass(slots=True)

@@ -36,7 +36,6 @@ _STRIDE, _FACTOR_1, _FACTOR_2 = map(_constant, (_GOLDEN, _MULTIPLIER_1, _MULTIPL
 _SHIFT_1, _SHIFT_2, _SHIFT_3, _DROPPED_BITS = map(_constant, (30, 27, 31, 12))
 _EXPONENT_OF_1, _HALF_STEP_BELOW_1 = _constant(0x3FF << 52), np.array(1.0 - 2.0**-53)
 NOISE_DOMAIN = _constant(0xD1B54A32D192ED03)
-_NO_MASS = np.array(0.0)
 
 Keys = NDArray[np.uint64]
 
@@ -86,7 +85,7 @@ def child_key(parent_key: int, token: int) -> int:
 
 def gumbel_noise(keys: Keys, depth: int, draw: int | None = None) -> NDArray[np.float64]:
     """Return the Gumbel numbers of candidates with these (child) keys, of one of several draws."""
-    return noisy(_NO_MASS, keys, depth, draw)
+    return noisy(np.array(0.0), keys, depth, draw)
 
 
 def noisy(

@@ -71,13 +71,10 @@ class Warp:
         rows = None if self.top_k else logits.whole
         if rows is None:
             tokens, scores = logits.most_probable(self.top_k)
-            entries = np.empty((2 if self.is_raw or self.is_draft else 3, *scores.shape))
-            if self.is_raw or not self.is_draft:
-                np.subtract(scores, logits.log_normalizers, entries[-2])
-            if not self.is_raw:
-                entries[0] = self.warped(scores - scores[:, :1])
-            entries[-1].view(np.int64)[:] = tokens
-            return TopDistributions(entries)
+            if self.is_raw:
+                return TopDistributions(tokens, scores - logits.log_normalizers, None)
+            raw = None if self.is_draft else scores - logits.log_normalizers
+            return TopDistributions(tokens, self.warped(scores - scores[:, :1]), raw)
         largest = finite(rows.max(axis=1)) if len(rows) else rows[:, 0]
         return DenseDistributions(rows, largest, None if self.is_raw else self.warped)
 

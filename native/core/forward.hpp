@@ -145,6 +145,11 @@ public:
     virtual ~FullLogits() = default;
     /// Return the logits of a row, (vocab_size,) float32; ModelError once another forward was made.
     virtual std::span<const float> row(std::size_t row) = 0;
+    /// Write the logits of these tokens of a row, (n,).
+    virtual void read(std::size_t number, IntSpan tokens, std::span<double> logits) {
+        const auto all = row(number);
+        for (std::size_t i = 0; i < tokens.size(); ++i) logits[i] = all[at(tokens[i])];
+    }
 };
 
 /// The logits of R rows: all of each (values), or the K largest of each (top_*), by decreasing

@@ -43,6 +43,12 @@ std::span<const float> full_row(const Logits& logits, std::size_t row) {
     return logits.full->row(logits.first_full_row + row);
 }
 
+void read_logits(const Logits& logits, std::size_t row, IntSpan tokens, std::span<double> found) {
+    if (!logits.values) return logits.full->read(logits.first_full_row + row, tokens, found);
+    const auto all = full_row(logits, row);
+    for (std::size_t i = 0; i < tokens.size(); ++i) found[i] = all[at(tokens[i])];
+}
+
 void check_largest(const Logits& logits) {
     if (!logits.num_top) return;
     const std::size_t size = logits.num_top;

@@ -17,6 +17,8 @@ inline bool has_full(const Logits& logits) { return logits.values || logits.full
 
 /// Return all logits of a row, (vocab_size,).
 std::span<const float> full_row(const Logits& logits, std::size_t row);
+/// Write the logits of these tokens of a row whose logits can all be read, (n,).
+void read_logits(const Logits& logits, std::size_t row, IntSpan tokens, std::span<double> found);
 
 /// ModelError: a top-k head returned an infinite or NaN number, or a larger one after the first.
 /// Those of a dense head are checked when they are read.

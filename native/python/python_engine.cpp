@@ -247,6 +247,16 @@ Logits PyEngine::logits_of(nb::handle logits, std::size_t num_rows) {
     return found;
 }
 
+void PyEngine::read(std::size_t row, IntSpan tokens, std::span<double> logits) {
+    nb::gil_scoped_acquire lock;
+    const Names& names = Names::get();
+    const Ints rows(tokens.size(), static_cast<std::int64_t>(row));
+    const nb::object found =
+        full_.attr("read_tokens")(python::array_of(rows), python::array_of(tokens));
+    const Memory<const float> memory(names.contiguous(found, names.float32));
+    std::copy_n(memory.data(), memory.size(), logits.begin());
+}
+
 std::span<const float> PyEngine::row(std::size_t row) {
     nb::gil_scoped_acquire lock;
     const Names& names = Names::get();

@@ -44,6 +44,7 @@ public:
 private:
     nb::object called(const Forward& forward);
     std::span<const float> row(std::size_t row) override;
+    void read(std::size_t row, IntSpan tokens, std::span<double> logits) override;
     nb::object in_python(const Forward& forward) const;
     Logits logits_of(nb::handle logits, std::size_t num_rows);
 

@@ -13,9 +13,6 @@ Ints = NDArray[np.int64]
 NO_INTS: Ints = np.arange(0)
 """No rows, no tokens: one array for all uses."""
 
-ZERO, ONE = map(np.array, (0, 1))
-"""An operation on an array takes these in half the time that it takes a number."""
-
 _BLOCK = 1 << 16  # logits looked at together: they and a copy fit the processor's cache
 _SUMMED_TOGETHER = 128  # columns
 _NUM_PARTS = 512  # of a row: a multiple of what one instruction compares

@@ -199,6 +199,6 @@ def joint_of(
     log_probs = np.log(np.array([given[0][1], *(probs for _, probs in given)]))
     tokens = np.array([given[0][0], *(tokens for tokens, _ in given)])
     rows = np.array([row if law else 0 for row, law in enumerate(laws, start=1)])
-    distributions = TopDistributions(np.stack([log_probs, log_probs, tokens.view(np.float64)]))
+    distributions = TopDistributions(tokens, log_probs, None)
     each = None if copies is None else np.array(copies)
     return joint_distribution(np.array(nodes), weights, each, distributions, rows)

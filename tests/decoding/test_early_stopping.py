@@ -18,8 +18,6 @@ from tests.decoding.tables import (
     request_on,
 )
 
-pytestmark = pytest.mark.usefixtures("both_loops")
-
 VOCAB, EOS = 4, 3
 TARGET = cache(random_table(31, VOCAB, spread=1.0))
 DRAFT = cache(mixed_table(TARGET, random_table(32, VOCAB), 0.6))

@@ -20,8 +20,6 @@ from tests.decoding.test_throughput import (
     VOCAB,
 )
 
-pytestmark = pytest.mark.usefixtures("both_loops")
-
 TRUE = {  # seconds of target and draft; guessed from the same sizes of weights in every case
     "free rows": FREE_ROWS,
     "dear rows": DEAR_ROWS,

@@ -57,15 +57,13 @@ void RequestProcessing::append(const Logits& logits, IntSpan nodes, bool is_draf
 }
 
 void RequestProcessing::append_full_row(const Row& row, TokenDistributions& known) {
-    const auto logits = full_row(row.logits, row.index);
     std::optional<IntSpan> listed;
     if (row.allowed.is_listed) {
         listed = row.allowed.tokens;
-        scores_.clear();
-        for (const auto token : *listed) {
-            scores_.push_back(logits[at(token)]);
-        }
+        scores_.resize(listed->size());
+        read_logits(row.logits, row.index, *listed, scores_);
     } else {
+        const auto logits = full_row(row.logits, row.index);
         scores_.assign(logits.begin(), logits.end());
         count_up(tokens_, logits.size());
     }
