@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, Unpack, cast, overload
 
+import numpy as np
+
 from dsbd_errors import DsbdError
 from dsbd_forward.forward import Source
 from dsbd_ort.bundle_requests import BundleRequests
@@ -439,5 +441,7 @@ class Pipeline:
         """Free the memory of all rows except those that a request can use."""
         self._decoder.keep_for(request)
         for model in self._models:
+            if request is None:
+                model.keep(np.arange(0))  # also frees what it keeps of sources
             model.shrink()
             model.reset_peak()

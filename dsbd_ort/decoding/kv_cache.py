@@ -289,6 +289,8 @@ class SharedKVCache:
             view.renumber(kept, new_rows)
 
     def _keep_rows(self, rows: Rows) -> None:
+        if len(rows) == self.model.num_rows:
+            return
         self.model.keep(rows)
         self._recorded[:, : len(rows)] = self._recorded.take(rows, axis=1)
         self._next_check = 0

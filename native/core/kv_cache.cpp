@@ -239,6 +239,7 @@ void SharedKVCache::keep(const Flags& is_used) {
 }
 
 void SharedKVCache::keep_rows(const Ints& rows) {
+    if (rows.size() == engine_.num_rows()) return;
     engine_.keep(rows);
     for (std::size_t i = 0; i < rows.size(); ++i) {
         tokens_[i] = tokens_[at(rows[i])];
