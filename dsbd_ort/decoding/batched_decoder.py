@@ -48,11 +48,6 @@ class BatchMember:
     def call(self) -> EngineCall | None:
         return self.wanted_again or self.wanted
 
-    def call_of(self, role: Role) -> EngineCall | None:
-        """Return the call that the request waits for if it is one of this engine."""
-        call = self.call
-        return call if call is not None and call.role == role else None
-
     @property
     def num_rows(self) -> int:
         return max(
@@ -192,42 +187,37 @@ class BatchedDecoder:
                     self._start(member)
                 except BaseException as error:  # of this request alone
                     self._end(member, error, progress)
-        prompts = self._next_prompts("draft")
-        while drafting := self._callers("draft", prompts):
+        drafting = self._callers("draft")
+        while drafting:
             self._run("draft", drafting, progress)
-            prompts = set()
-        self._run("target", self._callers("target", self._next_prompts("target")), progress)
+            drafting = self._callers("draft", takes_prompts=False)
+        self._run("target", self._callers("target"), progress)
         return progress
 
-    def _next_prompts(self, role: Role) -> set[BatchMember]:
-        """Return whose prompts go on in this iteration: the oldest, no more rows than one piece."""
-        prompts: set[BatchMember] = set()
+    def _callers(self, role: Role, *, takes_prompts: bool = True) -> list[BatchMember]:
+        """Return who waits for an engine: the oldest prompts, no more rows than one piece, first.
+
+        An engine keeps all logits of its last rows alone.
+        """
+        prompts: list[BatchMember] = []
+        others: list[BatchMember] = []
         num_rows = 0
         for member in self._members:
-            if (call := member.call_of(role)) is not None and call.is_prefill:
+            call = member.wanted_again or member.wanted
+            if call is None or call.role != role:
+                continue
+            if not call.is_prefill:
+                others.append(member)
+            elif takes_prompts:
                 num_rows += call.num_rows
-                if prompts and num_rows > PREFILL_CHUNK:
-                    break
-                prompts.add(member)
-        return prompts
-
-    def _callers(self, role: Role, prompts: set[BatchMember]) -> list[BatchMember]:
-        """Return who waits for an engine, ``prompts`` first; members with other prompts wait."""
-        callers = [
-            member
-            for member in self._members
-            if (call := member.wanted_again or member.wanted) is not None
-            and call.role == role
-            and (member in prompts or not call.is_prefill)
-        ]
-        if prompts:  # first: an engine keeps all logits of its last rows alone
-            callers.sort(key=lambda member: member not in prompts)
-        return callers
+                if takes_prompts := not prompts or num_rows <= PREFILL_CHUNK:
+                    prompts.append(member)
+        return prompts + others
 
     def _run(self, role: Role, members: list[BatchMember], progress: list[Progress]) -> None:
         """Make the calls of the members in as few forwards as can be; let each go on."""
-        if len(members) < 2:  # usually, of a request alone
-            if members:
+        if len(members) < 2:
+            if members:  # usually
                 self._run_together(role, members, progress)
             return
         member_by_call = {member.call: member for member in members if member.call is not None}
@@ -263,9 +253,9 @@ class BatchedDecoder:
         seconds = self._clock() - began
         if self._costs:
             observe_call(self._costs, calls, seconds, results[0].reading)
-        failed = results[0].failed or {}
+        failed = results[0].failed
         for member, call, result in zip(members, calls, results, strict=True):
-            if (error_of_source := failed.get(member.request.source)) is not None:
+            if failed and (error_of_source := failed.get(member.request.source)) is not None:
                 self._end(member, error_of_source, progress)
                 continue
             call.meter.count(call.num_rows, seconds, result)

@@ -56,16 +56,17 @@ class _StoredRows:
     def append(self, more: Self) -> None:
         size = self._size + len(more)
         if size > len(self._arrays[0]):
-            self._arrays = tuple(larger(array, size + size // 4) for array in self._arrays)
+            self._arrays = tuple([larger(array, size + size // 4) for array in self._arrays])
         for array, added in zip(self._arrays, more._arrays, strict=True):
             array[self._size : size] = added
         self._size = size
 
     def keep(self, rows: Rows) -> None:
         """Keep row 0 and ``rows``, which become 1, 2, ...; drop all others."""
-        kept = np.concatenate([[0], rows])
-        self._arrays = tuple(array[kept] for array in self._arrays)
-        self._size = len(kept)
+        self._size = 1 + len(rows)
+        kept = np.zeros(self._size, dtype=np.int64)
+        kept[1:] = rows
+        self._arrays = tuple([array.take(kept, axis=0) for array in self._arrays])
 
     def candidates(self, rows: Rows) -> tuple[Rows, Floats, Floats]:
         """Return tokens, warped and raw log-probabilities of rows, (num_rows * n,) each."""
