@@ -383,10 +383,13 @@ class Pipeline:
 
     def new_decoder(self, max_rows: int | None = None) -> Decoder:
         """Return a decoder on the engines, whose caches are empty and used for nothing else."""
+        loop = self._loop
+        if loop == "auto" and (self.transcribes or self.requests.media is not None):
+            loop = "python"  # the core knows too few of the requests, and the loops take turns
         return new_decoder(
             self._target,
             self._draft,
-            self._loop,
+            loop,
             max_rows=max_rows,
             shares_prefixes=self._reuses_prefix,
             costs=self.costs,
