@@ -137,6 +137,14 @@ def test_the_first_calls_of_a_draft_say_what_it_costs_but_for_the_very_first() -
     assert draft.num_rows == 0
 
 
+def test_what_it_costs_to_read_a_prompt_is_known_before_the_first_draft() -> None:
+    """A fifth of a call for each row, not a twentieth, as is guessed."""
+    clock = [0.0]
+    costs = LearnedCosts(10**9, 10**9)
+    learn_from_first_calls(costs, timed(clock, 0.2, opening=9.0), clock=lambda: clock[0])
+    assert costs.now().draft.up_to(256)[256] == pytest.approx(1.0 + 0.2 * 256, rel=0.25)
+
+
 def taught_loop_cost(layer_counts: list[int], layer: float) -> LoopCost:
     """Return what is learned from many iterations of 7e-4 seconds and so much for each layer."""
     cost = LoopCost()

@@ -156,3 +156,13 @@ def test_a_pipeline_and_a_service_of_either_loop_answer_alike(demo_bundle: Path)
             runs = [threads.submit(service.generate, prompt, **given, **each) for each in kinds]
             answers.append([[s.token_ids for s in run.result().sequences] for run in runs])
     assert all(found == answers[0] for found in answers)
+
+
+def test_a_bundle_that_reads_sound_is_decoded_in_numpy_so_that_its_requests_share_calls(
+    whisper: Path, demo_bundle: Path
+) -> None:
+    kinds = []
+    for bundle in (whisper / "english-bundle", demo_bundle):
+        with Pipeline.from_bundle(bundle, num_threads=1) as pipeline:
+            kinds.append(type(pipeline.new_decoder()))
+    assert kinds == [BatchedDecoder, EitherDecoder]

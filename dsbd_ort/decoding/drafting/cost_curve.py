@@ -275,7 +275,7 @@ class RequestCosts:
 
 MEASURED_ROWS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48)
 _REPETITIONS = 5
-_FIRST_CALLS = 3  # of a draft when its pair is opened; the very first warms up
+_FIRST_CALLS = 1, 1, 1, 32, 32  # rows, of a draft when its pair is opened; each size warms up
 
 
 def learn_from_first_calls(
@@ -284,9 +284,14 @@ def learn_from_first_calls(
     source: Source = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> None:
-    """Let costs learn from calls of one row on empty caches: an engine's first ones take longer."""
-    for _ in range(_FIRST_CALLS):
-        costs.observe("draft", 1, _timed_call(draft, 1, clock, source))
+    """Let costs learn from calls of one row and of many on empty caches.
+
+    An engine's first calls take longer. Those of many rows say what it costs to read a prompt,
+    which is decided upon before any other call of the draft.
+    """
+    for num_rows in _FIRST_CALLS:
+        num_rows = min(num_rows, draft.spec.context_length or num_rows)
+        costs.observe("draft", num_rows, _timed_call(draft, num_rows, clock, source))
     draft.keep(np.arange(0))
 
 

@@ -13,7 +13,7 @@ constexpr std::size_t SOON = 3;        // calls of a size each of which changes 
 constexpr double GUESSED_SHARE = 0.05;  // of the seconds of one row: the cost of a further row
 constexpr std::size_t FIRST_ROWS = 8;  // of the first draft's target call; then twice those seen
 constexpr double BYTES_PER_SECOND = 1e10;  // read by a call of one row
-constexpr int FIRST_CALLS = 3;             // of a draft when its pair is opened; the first warms up
+constexpr std::size_t FIRST_CALLS[] = {1, 1, 1, 32, 32};  // rows; each size warms up
 constexpr std::size_t NUM_SIZES = LEARNED_ROWS.size();
 
 std::size_t size_of(double rows) {
@@ -189,20 +189,25 @@ void observe_call(Costs& costs, std::span<EngineCall* const> calls, double secon
 
 void learn_from_first_calls(Costs& costs, Engine& draft, const Clock& clock,
                             std::shared_ptr<const Source> source) {
-    for (int i = 0; i < FIRST_CALLS; ++i) {
+    for (std::size_t num_rows : FIRST_CALLS) {
+        if (const std::size_t most = draft.spec().context_length) num_rows = std::min(num_rows, most);
         draft.keep({});
         Forward forward;
-        forward.token_ids = forward.positions = forward.logit_rows = {0};
-        forward.mask.reset(1, 1);
-        forward.mask.set(0, 0);
+        forward.token_ids.resize(num_rows);
+        count_up(forward.positions, num_rows);
+        forward.logit_rows = forward.positions;
+        forward.mask.reset(num_rows, num_rows);
+        for (std::size_t s = 0; s < num_rows; ++s) {
+            for (std::size_t row = 0; row <= s; ++row) forward.mask.set(s, row);
+        }
         if (draft.spec().reads_features) {
-            forward.parent_features.sources = {ParentFeatures::ZEROS};
-            forward.parent_features.rows = {0};
+            forward.parent_features.sources.assign(num_rows, ParentFeatures::ZEROS);
+            forward.parent_features.rows = forward.positions;
         }
         if (source) forward.sources = {source};
         const double began = clock();
         const double reading = draft.forward(forward).source_seconds;
-        costs.observe(CostKind::draft, 1, clock() - began - reading);
+        costs.observe(CostKind::draft, num_rows, clock() - began - reading);
     }
     draft.keep({});
 }

@@ -111,7 +111,7 @@ private:
 void observe_call(Costs& costs, std::span<EngineCall* const> calls, double seconds,
                   const ForwardResult& result);
 
-/// Let costs learn from calls of one row on empty caches: an engine's first ones take longer.
+/// Let costs learn from calls of one row and of many on empty caches; cost_curve.py says why.
 void learn_from_first_calls(Costs& costs, Engine& draft, const Clock& clock,
                             std::shared_ptr<const Source> source = nullptr);
 
