@@ -6,10 +6,11 @@ import itertools
 import numpy as np
 import pytest
 
-from dsbd_ort.decoding import DecodeResult, TableModel
+from dsbd_ort.decoding import DecodeResult, DecodingConfig, TableModel
 from dsbd_ort.decoding.batched_decoder import BatchedDecoder
+from dsbd_ort.decoding.drafting.acceptance import AcceptanceEstimator
 from dsbd_ort.decoding.drafting.cost_curve import CostCurve, EngineCosts
-from tests.decoding.tables import all_tokens, run
+from tests.decoding.tables import all_tokens, decoded, request_on, run
 from tests.decoding.test_batched_decoder import DRAFT, TARGET, VOCAB, Asked
 
 LATE = {
@@ -73,3 +74,18 @@ def test_a_prompt_that_the_draft_reads_late_is_read_once(preempts: bool) -> None
     prefixes = [path for path in draft.computed_paths if len(path) < 40]
     if not preempts:
         assert len(prefixes) == len(set(prefixes)) == 39
+
+
+@pytest.mark.parametrize("agreement", [None, 0.3, 0.9])
+def test_a_prompt_is_read_if_the_measured_agreement_promises_twice_its_price(
+    agreement: float | None,
+) -> None:
+    """40 tokens to read at half of a target's call each; without a measurement drafts are tried."""
+    curve = CostCurve((1, 8), (1e-3, 4.5e-3))
+    costs = EngineCosts(CostCurve((1, 8), (1e-2, 1.1e-2)), curve)
+    config = DecodingConfig(**{**LATE, "max_new_tokens": 60})  # type: ignore[arg-type]
+    prompt = tuple(np.random.default_rng(7).integers(5, size=40).tolist())
+    estimator = AcceptanceEstimator.of_pair(agreement)
+    given = request_on(config, prompt, costs=costs, estimator=estimator)
+    result = decoded(given, TableModel(VOCAB, TARGET), TableModel(VOCAB, DRAFT))
+    assert (result.stats.draft_rows > 0) == (agreement != 0.3)

@@ -27,6 +27,7 @@ from dsbd_ort import TokenTrie
 from dsbd_ort.decoding import STRATEGIES, DecodeResult, DecodingConfig
 from dsbd_ort.decoding.batched_decoder import BatchedDecoder
 from dsbd_ort.decoding.decoder import Decoder, Member, Preempted, Progress
+from dsbd_ort.decoding.drafting.acceptance import AcceptanceEstimator
 from dsbd_ort.decoding.drafting.ngram import NGramPool
 from dsbd_ort.decoding.native_decoder import NativeDecoder
 from dsbd_ort.decoding.request import DecodingRequest
@@ -177,7 +178,14 @@ class Case:
         config = config_of(given, self.tries.get(number))
         request = given.request(config, preempts=self._pattern())
         begin = given.prompt[0] if self.has_begin_token else None
-        return replace(request, clock=lambda: clock[0], ngram_pool=self._pool, begin_token=begin)
+        agreement = [None, 0.5, 0.9][len(given.prompt) % 3]  # measured with the pair
+        return replace(
+            request,
+            clock=lambda: clock[0],
+            ngram_pool=self._pool,
+            begin_token=begin,
+            estimator=AcceptanceEstimator.of_pair(agreement),
+        )
 
     def _pattern(self) -> Any:
         if self.preempts is None:

@@ -45,6 +45,7 @@ _LAYERS_AHEAD = np.arange(LOOK_AHEAD + 1)
 _FIRST_WITHOUT = 3  # iterations before a setting's first draft: they tell the cost of one without
 _FIRST_TOKEN = 0.05  # of the time until the first token: most that a draft may add to it
 _FEW_TOKENS = 32  # tokens; in shorter ones an iteration counts for more than the first token
+_PROMPT_MARGIN = 2.0  # what drafts are expected to save, over what reading the prompt costs
 _FIRST_ANSWER = 256  # most tokens that are expected of a setting's first answer
 _LEAST_TRY = 0.16  # iterations that a try is charged at least when the next one is planned
 _LONGEST_REST, _LONGEST_HOPELESS_REST = 16, 64  # iterations
@@ -168,8 +169,22 @@ class ThroughputDraftPolicy:
         )
         self._try_cost = max((self._usual_call + prompt) / usual, _LEAST_TRY)
         self._now.may_try = not budget.iterations_until(self._try_cost, is_try=True)
-        self._now.may_call &= budget.believes_estimates or self._now.may_try
+        pays = budget.believes_estimates and self._pays_for(prompt, most_layers + 1)
+        self._now.may_call &= pays or self._now.may_try
         self._now.worth = float(self._worth_of_more(1.0, num_rows)) + self._usual_call
+
+    def _pays_for(self, prompt: float, most_tokens: int) -> bool:
+        """Return whether drafts are expected to save twice what reading the prompt costs.
+
+        Decided by the agreement that was measured with the pair, as long as nothing else is known;
+        without it drafts are tried.
+        """
+        costs, estimator = self._costs, self._estimator
+        if not prompt or estimator.num_learned or estimator.agreement_of_pair is None:
+            return True
+        num_tokens = min(most_tokens, round(estimator.answer_length) or _FIRST_ANSWER)
+        speed = expected_speed(costs, estimator, estimator.agreement(self._context_size()))
+        return num_tokens * self._usual * (1.0 - 1.0 / speed) >= _PROMPT_MARGIN * prompt
 
     def _ask_for_advance(self, most_tokens: int) -> None:
         """Have the budget advance a share of the request, if drafts are expected to pay."""

@@ -135,6 +135,7 @@ void LoopCost::learn(std::size_t num_layers, double seconds) {
 
 AcceptanceEstimator::AcceptanceEstimator(std::optional<double> agreement) {
     if (!agreement) return;
+    is_measured = true;
     acceptance = *agreement;
     level = std::min(*agreement / USUAL_GUESS, 1.0);
     level_weight = MEASURED_WEIGHT;

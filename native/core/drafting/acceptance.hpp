@@ -88,6 +88,7 @@ public:
         return budgets[static_cast<std::size_t>(std::bit_width(num_sharers - 1))];
     }
 
+    bool is_measured = false;   // whether it began with a measured agreement
     double level = 1.0;         // of the guess, before there are layers
     double level_weight = 3.0;  // accepted layers that it counts for, of all gaps
     // Of first layers, of later ones.

@@ -20,6 +20,7 @@ constexpr double LONGEST_REST = 16, LONGEST_HOPELESS_REST = 64;
 constexpr double LONGEST_FREE_REST = 7;  // if drafts cost no call: copies appear without notice
 constexpr std::size_t FEW_TOKENS = 32;   // tokens, of which an iteration is much
 constexpr double FIRST_TOKEN = 0.05;  // of the time until it: most that a draft may add
+constexpr double PROMPT_MARGIN = 2.0;  // expected savings over the price of the prompt
 constexpr std::size_t FIRST_ANSWER = 256;  // most tokens that are expected of a first answer
 constexpr double CHEAP = 0.5;  // if layers cost less, a try that agrees is not charged
 
@@ -300,8 +301,23 @@ private:
         now_.num_rows = now_.num_needed = std::min(num_pending, costs_.most_rows);
         try_cost_ = std::max((usual_call_ + prompt) / usual_, LEAST_TRY);
         now_.may_try = budget.iterations_until(try_cost_, true) == 0.0;
-        now_.may_call = now_.may_call && (budget.believes_estimates() || now_.may_try);
+        const bool pays = budget.believes_estimates() && pays_for(prompt, most_layers + 1);
+        now_.may_call = now_.may_call && (pays || now_.may_try);
         now_.worth = worth_of_more(1.0, now_.num_rows) + usual_call_;
+    }
+
+    /// Return whether drafts are expected to save twice what reading the prompt costs.
+    ///
+    /// By the agreement that was measured with the pair, as long as nothing else is known.
+    bool pays_for(double prompt, std::size_t most_tokens) const {
+        const AcceptanceEstimator& estimator = estimator_;
+        if (prompt == 0.0 || estimator.num_learned || !estimator.is_measured) return true;
+        const auto usual = static_cast<std::size_t>(std::nearbyint(estimator.answer_length));
+        const std::size_t num_tokens = std::min(most_tokens, usual ? usual : FIRST_ANSWER);
+        const double speed =
+            expected_speed(costs_, estimator, estimator.agreement(settings_.context_size()));
+        const double saved = static_cast<double>(num_tokens) * usual_ * (1.0 - 1.0 / speed);
+        return saved >= PROMPT_MARGIN * prompt;
     }
 
     /// Take an advance for the request if drafts are expected to pay.
