@@ -1,4 +1,4 @@
-"""The loop in C++ beside the loop in numpy: host time, and many requests on a simulated device.
+"""The loop in C++ next to the loop in numpy: host time, and many requests on a simulated device.
 
 Host time is everything outside engine calls. Both loops get the same requests in turn, in one
 process, from engines in Python, and must give the same tokens (--bundle). On the simulated device

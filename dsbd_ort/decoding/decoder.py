@@ -1,4 +1,4 @@
-"""What runs requests on engines: a decoder, in numpy (``batched_decoder``) or in C++."""
+"""A decoder runs requests on engines: in numpy (``batched_decoder``) or in C++."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Member(Protocol):
 
     @property
     def request(self) -> DecodingRequest:
-        """What it joined with."""
+        """The request that joined."""
 
     @property
     def num_rows(self) -> int:

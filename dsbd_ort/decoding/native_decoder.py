@@ -1,4 +1,4 @@
-"""The loop in C++ behind the interface of the one in numpy, where ``dsbd_ort_native`` is installed.
+"""The loop in C++ with the interface of the one in numpy, where ``dsbd_ort_native`` is installed.
 
 The numpy loop defines what is returned. This one returns the same tokens and log-probabilities, and
 takes less time for it.

@@ -57,7 +57,7 @@ def models() -> tuple[TableModel, TableModel]:
 
 
 def test_a_conversation_computes_as_few_rows() -> None:
-    """What the last request left is used, also the end of a prompt that the draft has read."""
+    """Rows that the last request left are used, also of the end of a prompt that the draft read."""
     for context in ("all", 8):
         config = DecodingConfig(num_beams=2, max_new_tokens=8, draft_context=context)
         rows = []
