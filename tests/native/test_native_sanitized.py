@@ -63,10 +63,14 @@ def test_drawn_requests_with_sanitizers(tmp_path):
     source = ROOT / "native" / "python"
     subprocess.run(["cmake", "-S", source, "-B", tmp_path, *options], check=True)
     subprocess.run(["cmake", "--build", tmp_path, "--parallel", "2"], check=True)
-    find = ["g++", "-print-file-name=libasan.so"]
-    library = subprocess.run(find, check=True, capture_output=True, text=True).stdout.strip()
+    libraries = [library_of_compiler(name) for name in ("libasan.so", "libstdc++.so")]
     environment = {**os.environ, **OPTIONS, **PORTABLE, "PYTHONPATH": str(tmp_path)}
-    environment |= {"LD_PRELOAD": library, "ASAN_OPTIONS": "detect_leaks=0"}
+    environment |= {"LD_PRELOAD": " ".join(libraries), "ASAN_OPTIONS": "detect_leaks=0"}
     command = [sys.executable, "-W", "ignore", "-m", "tests.native.table_requests", "400", "1"]
     done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-8000:]
+
+
+def library_of_compiler(name: str) -> str:
+    find = ["g++", f"-print-file-name={name}"]
+    return subprocess.run(find, check=True, capture_output=True, text=True).stdout.strip()
