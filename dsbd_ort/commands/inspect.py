@@ -199,7 +199,7 @@ def _native_text_line(summary: Summary) -> str:
 
 def _loop_line(summary: Summary) -> str:
     if summary.has_native_loop:
-        return "requests are decoded by the loop in C++, except those that it does not know"
+        return "requests are decoded by the loop in C++ as far as it can (docs/python.md)"
     return f"requests are decoded by the loop in numpy: {NOT_INSTALLED}"
 
 

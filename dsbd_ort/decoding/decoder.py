@@ -77,9 +77,9 @@ class Decoder(Protocol):
         """Give up a request between two iterations; one that is over has left already."""
 
     def keep_for(self, request: DecodingRequest | None) -> None:
-        """Drop all rows except those that a request which joins next can use, None: all of them.
+        """Drop all cache rows except the prefix that this request can reuse; None: all rows.
 
-        No request is live.
+        No request may be live.
         """
 
     def forget(self) -> None:

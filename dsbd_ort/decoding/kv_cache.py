@@ -238,7 +238,7 @@ class SharedKVCache:
         self._closed.clear()
 
     def keep_for(self, identity: RowIdentity) -> None:
-        """Drop all rows except the longest prefix that a path has here; no view is open."""
+        """Drop all rows except the longest prefix of a path that is here. No view may be open."""
         paths = [(each, each.identity_of(identity)) for each in self._closed]
         if not self._shares_prefixes:
             paths = []

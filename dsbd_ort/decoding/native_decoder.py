@@ -1,4 +1,4 @@
-"""The loop in C++ with the interface of the one in numpy, where ``dsbd_ort_native`` is installed.
+"""The decoder in C++: the interface of BatchedDecoder over the module ``dsbd_ort_native``.
 
 The numpy loop defines what is returned. This one returns the same tokens and log-probabilities, and
 takes less time for it.
@@ -79,25 +79,30 @@ class NativeOutput(IterationOutput):
     def __init__(self, output: Any, member: NativeMember) -> None:
         self._output = output
         self._member = member
-        self.agreed_tokens: list[int] = output.agreed_tokens
+        self._num_agreed = len(member.tokens)
+
+    @property
+    def agreed_tokens(self) -> list[int]:  # type: ignore[override]  # copied once it is read
+        return self._member.tokens[: self._num_agreed]
 
     def stats(self) -> DecodingStats:
         return DecodingStats(**self._output.stats())
 
     def agreed_logprobs(self, start: int) -> list[float]:
-        return self._member.logprobs[start : len(self.agreed_tokens)]
+        return self._member.logprobs[start : self._num_agreed]
 
     def agreed_top_logprobs(self, start: int) -> list[TokenLogprobs] | None:
         tops = self._member.tops
-        return None if tops is None else tops[start : len(self.agreed_tokens)]
+        return None if tops is None else tops[start : self._num_agreed]
 
 
 class NativeMember:
-    """A request of the core; ``logprobs``, ``tops``: of the tokens that all beams agree on."""
+    """A request of the core; ``tokens`` and what follows: of those that all beams agree on."""
 
     def __init__(self, member: Any, request: DecodingRequest) -> None:
         self.member = member
         self.request = request
+        self.tokens: list[int] = []
         self.logprobs: list[float] = []
         self.tops: list[TokenLogprobs] | None = [] if request.config.top_logprobs else None
 
@@ -110,13 +115,14 @@ class NativeMember:
         return int(self.member.num_rows_at_end)
 
     def event(self, found: Any) -> IterationOutput | Preempted | DecodeResult | BaseException:
-        """Return an event of the core as that of the numpy loop."""
+        """Convert an event of the core to one of ``Progress``."""
         if isinstance(found, BaseException):
             return found
         if found is None:
             return Preempted()
         if isinstance(found, tuple):
             return self._result(*found)
+        self.tokens += found.tokens
         self.logprobs += found.logprobs
         if self.tops is not None:
             self.tops += found.tops
@@ -209,7 +215,7 @@ class NativeDecoder:
 class EitherDecoder:
     """Decodes requests by the core if it can, else in numpy, never both at once.
 
-    The rows that the requests of one leave are of no use to the other.
+    Cache rows that requests of one loop leave cannot be reused by the other.
     """
 
     def __init__(self, target: Engine, draft: Engine | None, **options: Any) -> None:
@@ -265,7 +271,7 @@ class EitherDecoder:
 
 
 def new_decoder(target: Engine, draft: Engine | None, loop: Loop, **options: Any) -> Decoder:
-    """Return the decoder of a loop; ``options``: of BatchedDecoder.
+    """Return the decoder for a choice of loop; ``options`` are the keywords of BatchedDecoder.
 
     DecodingError: the loop is "native", and it is not installed.
     """

@@ -50,17 +50,17 @@ def decode_iterations(
             learn_from_first_calls(costs, draft, request.source, request.clock)
         request = dataclasses.replace(request, costs=costs)
     decoder = BatchedDecoder(target, draft, costs=request.costs, clock=request.clock)
+    decoder.keep_for(None)
     iterations = decoded_alone(decoder, request)
     return (yield from cast("Generator[LiveHypotheses, None, DecodeResult]", iterations))
 
 
 def decoded_alone(decoder: Decoder, request: DecodingRequest) -> Iterations:
-    """Decode a request on a decoder without others, after the rows that earlier ones left.
+    """Decode one request on a decoder without other live requests; rows of earlier ones are reused.
 
     Yields the live hypotheses after every iteration and returns the result. Raises what
     ``check_decodable`` raises.
     """
-    decoder.keep_for(request)
     member = decoder.join(request)
     try:
         while True:

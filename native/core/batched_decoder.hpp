@@ -80,7 +80,7 @@ public:
     /// Rows that live requests use in the cache of one engine, shared ones counted once.
     std::size_t num_used_rows() const;
     std::size_t num_members() const { return members_.size(); }
-    /// Drop all rows except those that a path which joins next can use; no request is live.
+    /// Drop all cache rows except the prefix that this path can reuse. No request may be live.
     void keep_for(const RowIdentity& path);
     /// Let no request begin with rows of those that are over.
     void forget();

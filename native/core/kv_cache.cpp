@@ -81,7 +81,8 @@ void SharedKVCache::close_view(UsedRows& view) {
 void SharedKVCache::keep_for(const RowIdentity& path) {
     PrefixCache longest;
     std::size_t most_common = 0;
-    for (const PrefixCache& prefix : shares_prefixes_ ? closed_ : std::vector<PrefixCache>{}) {
+    if (!shares_prefixes_) closed_.clear();
+    for (const PrefixCache& prefix : closed_) {
         const std::size_t num_common = prefix.num_common(prefix.identity_of(path));
         if (num_common <= most_common) continue;
         longest = prefix;

@@ -88,7 +88,7 @@ public:
     void close_view(UsedRows& view);
     /// Let no view begin with rows of closed ones.
     void forget() { closed_.clear(); }
-    /// Drop all rows except the longest prefix that a path has here; no view is open.
+    /// Drop all rows except the longest prefix of a path that is here. No view may be open.
     void keep_for(const RowIdentity& path);
     /// Return a copy of the longest prefix of a path of any view, with the path's source.
     PrefixCache longest_prefix(const RowIdentity& identity) const;

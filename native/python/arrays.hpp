@@ -37,6 +37,11 @@ inline bool is_true(nb::handle object) {
     return found;
 }
 
+/// Set the error that Python raises next.
+inline void set_error(nb::handle error) {
+    PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.ptr())), error.ptr());
+}
+
 /// The memory of an array in C order, as long as this lives.
 template <class T>
 class Memory {

@@ -48,23 +48,17 @@ Constraint::State PyConstraint::advance(State state, std::int64_t token) const {
     return number(constraint_->attr("advance")(states(state), one(token)));
 }
 
-bool PyConstraint::mark_allowed(State state, TokenBits& bits) const {
+bool PyConstraint::allow(State state, Ints& tokens, TokenBits& bits) const {
     nb::gil_scoped_acquire lock;
     const nb::object allowed = constraint_->attr("allowed")(states(state));
     if (nb::hasattr(allowed, "tokens")) {
-        allowed_ = held(allowed.attr("tokens"));
+        tokens = ints_of(allowed.attr("tokens"));
         return false;
     }
     const nb::object words = Names::get().contiguous(allowed.attr("bits"));
     const Memory<const std::uint32_t> memory(words);
     bits.assign(memory.data(), memory.data() + memory.size());
     return true;
-}
-
-void PyConstraint::list_allowed(State, Ints& tokens) const {  // of the state asked about before
-    nb::gil_scoped_acquire lock;
-    const Ints listed = ints_of(**allowed_);
-    tokens.insert(tokens.end(), listed.begin(), listed.end());
 }
 
 bool PyConstraint::says(const char* method, State state) const {

@@ -30,8 +30,7 @@ public:
     std::string name() const override;
     State start(IntSpan prompt_ids) const override;
     State advance(State state, std::int64_t token) const override;
-    void list_allowed(State state, Ints& tokens) const override;
-    bool mark_allowed(State state, TokenBits& bits) const override;
+    bool allow(State state, Ints& tokens, TokenBits& bits) const override;
     void keep_only(IntSpan states) const override;
     bool accepts(State state) const override { return says("accepts", state); }
     bool has_ended(State state) const override { return says("has_ended", state); }
@@ -48,7 +47,6 @@ private:
     Held constraint_;
     mutable std::map<State, HeldPointer> states_;  // arrays of one state each, by number
     mutable State next_ = 0;
-    mutable HeldPointer allowed_;  // what a path may be followed by, if it is listed
     bool knows_last_;
     std::optional<std::size_t> most_tokens_;
 };

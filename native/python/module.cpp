@@ -91,15 +91,14 @@ nb::object in_python(const std::exception_ptr& error) {
 }
 
 void translate(const std::exception_ptr& error, void*) {
-    const nb::object found = in_python(error);
-    PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(found.ptr())), found.ptr());
+    set_error(in_python(error));
 }
 
-/// The live hypotheses after an iteration, as far as callers read them.
+/// The tokens that all live hypotheses agree on since the iteration before.
 struct Output {
-    Ints agreed_tokens;
-    Floats logprobs;                  // of those that are new
-    std::vector<TokenLogprobs> tops;  // the same; empty without `top_logprobs`
+    Ints tokens;
+    Floats logprobs;
+    std::vector<TokenLogprobs> tops;  // empty without `top_logprobs`
     DecodingStats stats;
 };
 
@@ -111,10 +110,11 @@ struct Member {
 
     void take(const IterationOutput& output) {
         Output& found = outputs.emplace_back();
-        found.agreed_tokens = output.agreed_tokens();
+        const Ints& agreed = output.agreed_tokens();
+        found.tokens.assign(agreed.begin() + static_cast<std::ptrdiff_t>(num_agreed), agreed.end());
         found.logprobs = output.agreed_logprobs(num_agreed);
         if (output.tops) found.tops = output.tops->of(output.agreed(num_agreed));
-        num_agreed = found.agreed_tokens.size();
+        num_agreed = agreed.size();
         found.stats = output.recorder.stats(static_cast<std::int64_t>(num_agreed));
     }
 };
@@ -234,18 +234,20 @@ public:
 private:
     static void raise(nb::handle error) {
         if (!error.is_valid()) return;
-        PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.ptr())), error.ptr());
+        set_error(error);
         throw nb::python_error();
     }
 
     std::shared_ptr<Costs> costs_of(nb::handle costs) {
         if (costs.is_none()) return nullptr;
-        auto& found = costs_[costs.ptr()];
-        if (!found) found = std::make_shared<PyCosts>(costs);
+        std::erase_if(costs_, [](const auto& each) { return each.second.expired(); });
+        auto& known = costs_[costs.ptr()];
+        std::shared_ptr<PyCosts> found = known.lock();
+        if (!found) known = found = std::make_shared<PyCosts>(costs);
         return found;
     }
 
-    std::map<PyObject*, std::shared_ptr<PyCosts>> costs_;  // each of which holds its object
+    std::map<PyObject*, std::weak_ptr<PyCosts>> costs_;  // those in use hold their objects
     Sources sources_;
     PyEngine target_;
     std::optional<PyEngine> draft_;
@@ -267,7 +269,7 @@ NB_MODULE(dsbd_ort_native, module) {
         .def(nb::new_([](std::size_t size) { return std::make_shared<NGramPool>(size); }))
         .def("add_text", [](NGramPool& pool, const Ints& tokens) { pool.add_text(tokens); });
     nb::class_<Output>(module, "Output")
-        .def_ro("agreed_tokens", &Output::agreed_tokens)
+        .def_ro("tokens", &Output::tokens)
         .def_ro("logprobs", &Output::logprobs)
         .def_ro("tops", &Output::tops)
         .def("stats", [](const Output& output) { return in_python(output.stats); });

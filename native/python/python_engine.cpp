@@ -67,7 +67,7 @@ nb::object array_of(const ParentFeatures& parents) {
 }
 
 std::exception_ptr as_exception(nb::handle error) {
-    PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.ptr())), error.ptr());
+    set_error(error);
     return std::make_exception_ptr(nb::python_error());
 }
 

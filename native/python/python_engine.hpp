@@ -15,7 +15,7 @@ struct PySource final : Source {
     Ints ids;  // if it is a tuple of tokens
 };
 
-/// The sources of requests that are live, or whose rows are in a cache.
+/// Sources of live requests and of rows in a cache; equal ones become one object.
 class Sources {
 public:
     /// Return a source; null: None.

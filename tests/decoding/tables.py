@@ -130,6 +130,7 @@ def decoded(request: DecodingRequest, target: Engine, draft: Engine | None = Non
 
 def decoded_next(decoder: BatchedDecoder, request: DecodingRequest) -> DecodeResult:
     """Decode a request after the rows that earlier ones left."""
+    decoder.keep_for(request)
     return result_of(decoded_alone(decoder, request))
 
 

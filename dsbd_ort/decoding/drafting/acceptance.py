@@ -69,7 +69,7 @@ class DraftBudget:
         self.add(self.share * prompt)
 
     def advance(self, expected: float) -> None:
-        """Advance a share of a request's expected time as it begins, while estimates are believed.
+        """Put a share of a request's expected time into the balance, if estimates are believed.
 
         The shares of that many iterations are then in the balance already.
         """

@@ -182,15 +182,18 @@ class ThroughputDraftPolicy:
         costs, estimator = self._costs, self._estimator
         if not prompt or estimator.num_learned or estimator.agreement_of_pair is None:
             return True
-        num_tokens = min(most_tokens, round(estimator.answer_length) or _FIRST_ANSWER)
+        num_tokens = self._expected_tokens(most_tokens)
         speed = expected_speed(costs, estimator, estimator.agreement(self._context_size()))
         return num_tokens * self._usual * (1.0 - 1.0 / speed) >= _PROMPT_MARGIN * prompt
+
+    def _expected_tokens(self, most_tokens: int) -> int:
+        return min(most_tokens, round(self._estimator.answer_length) or _FIRST_ANSWER)
 
     def _ask_for_advance(self, most_tokens: int) -> None:
         """Have the budget advance a share of the request, if drafts are expected to pay."""
         costs, estimator, self._has_advance = self._costs, self._estimator, True
         if costs.has_draft_model and expected_speed(costs, estimator) > 1.0:
-            num_tokens = min(most_tokens, round(estimator.answer_length) or _FIRST_ANSWER)
+            num_tokens = self._expected_tokens(most_tokens)
             read = self._target_seconds() / costs.num_sharers
             self._budget.advance(num_tokens + read / self._usual)
 

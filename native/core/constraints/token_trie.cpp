@@ -196,9 +196,10 @@ Constraint::State TokenTrie::advance(State state, std::int64_t token) const {
     return row_offsets_[at(state)] + (edge - found_in.begin()) + 1;
 }
 
-void TokenTrie::list_allowed(State state, Ints& tokens) const {
+bool TokenTrie::allow(State state, Ints& tokens, TokenBits&) const {
     const auto found = edges(state);
     tokens.insert(tokens.end(), found.begin(), found.end());
+    return false;
 }
 
 bool TokenTrie::accepts(State state) const { return is_end_[at(state)]; }

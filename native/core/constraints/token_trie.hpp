@@ -23,7 +23,7 @@ public:
     std::string name() const override { return "the token trie '" + path_ + "'"; }
     State start(IntSpan) const override { return 0; }
     State advance(State state, std::int64_t token) const override;
-    void list_allowed(State state, Ints& tokens) const override;
+    bool allow(State state, Ints& tokens, TokenBits& bits) const override;
     bool accepts(State state) const override;
     bool has_ended(State state) const override { return end_ == End::leaf && edges(state).empty(); }
     bool ends_next(State state) const override;

@@ -306,17 +306,20 @@ private:
         now_.worth = worth_of_more(1.0, now_.num_rows) + usual_call_;
     }
 
+    std::size_t expected_tokens(std::size_t most_tokens) const {
+        const auto usual = static_cast<std::size_t>(std::nearbyint(estimator_.answer_length));
+        return std::min(most_tokens, usual ? usual : FIRST_ANSWER);
+    }
+
     /// Return whether drafts are expected to save twice what reading the prompt costs.
     ///
     /// By the agreement that was measured with the pair, as long as nothing else is known.
     bool pays_for(double prompt, std::size_t most_tokens) const {
         const AcceptanceEstimator& estimator = estimator_;
         if (prompt == 0.0 || estimator.num_learned || !estimator.is_measured) return true;
-        const auto usual = static_cast<std::size_t>(std::nearbyint(estimator.answer_length));
-        const std::size_t num_tokens = std::min(most_tokens, usual ? usual : FIRST_ANSWER);
         const double speed =
             expected_speed(costs_, estimator, estimator.agreement(settings_.context_size()));
-        const double saved = static_cast<double>(num_tokens) * usual_ * (1.0 - 1.0 / speed);
+        const double saved = static_cast<double>(expected_tokens(most_tokens)) * usual_ * (1.0 - 1.0 / speed);
         return saved >= PROMPT_MARGIN * prompt;
     }
 
@@ -324,10 +327,8 @@ private:
     void ask_for_advance(std::size_t most_tokens) {
         has_advance_ = true;
         if (!costs_.has_draft_model || expected_speed(costs_, estimator_) <= 1.0) return;
-        const auto usual = static_cast<std::size_t>(std::nearbyint(estimator_.answer_length));
-        const std::size_t num_tokens = std::min(most_tokens, usual ? usual : FIRST_ANSWER);
         const double read = settings_.target_seconds() / static_cast<double>(costs_.num_sharers);
-        budget_->advance(static_cast<double>(num_tokens) + read / usual_);
+        budget_->advance(static_cast<double>(expected_tokens(most_tokens)) + read / usual_);
     }
 
     /// Rest until the budget pays for a draft, or for part of the wait for a try.

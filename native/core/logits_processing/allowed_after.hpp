@@ -20,14 +20,13 @@ struct AllowedAfter {
         if (!states) return {};
         const std::int64_t state = states->of(node);
         AllowedAfter found;
-        found.is_marked = states->constraint.mark_allowed(state, found.bits);
+        found.is_marked = states->constraint.allow(state, found.tokens, found.bits);
         if (found.is_marked) {
             if (!states->constraint.accepts(state)) return found;
             for (const auto end : states->eos) found.bits[at(end) / 32] |= 1u << at(end) % 32;
             return found;
         }
         found.is_listed = true;
-        states->constraint.list_allowed(state, found.tokens);
         found.num_listed = found.tokens.size();
         if (states->constraint.accepts(state)) {
             found.tokens.insert(found.tokens.end(), states->eos.begin(), states->eos.end());

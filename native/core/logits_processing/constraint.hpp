@@ -28,10 +28,9 @@ public:
     /// Return the state of a path with one more allowed token, never an end-of-sequence token that
     /// is not listed; Error: the token is not allowed.
     virtual State advance(State state, std::int64_t token) const = 0;
-    /// Append the tokens that may follow a path, increasing.
-    virtual void list_allowed(State state, Ints& tokens) const = 0;
-    /// Mark them instead, if they may be most of the vocabulary; false: they are listed.
-    virtual bool mark_allowed(State, TokenBits&) const { return false; }
+    /// Append the tokens that may follow a path, increasing; or mark them, if they may be most of
+    /// the vocabulary, and return true.
+    virtual bool allow(State state, Ints& tokens, TokenBits& bits) const = 0;
     /// Only these states are in use from now on.
     virtual void keep_only(IntSpan) const {}
     /// Whether the path is complete, so that the sequence may end there.
