@@ -259,6 +259,9 @@ private:
 
 NB_MODULE(dsbd_ort_native, module) {
     module.attr("__version__") = DSBD_VERSION;
+#ifdef NDEBUG
+    nb::set_leak_warnings(false);  // a process may end with pipelines open
+#endif
     nb::register_exception_translator(translate);
     nb::class_<AcceptanceEstimator>(module, "AcceptanceEstimator")
         .def(nb::new_([](std::optional<double> agreement) {

@@ -166,3 +166,21 @@ def test_a_bundle_that_reads_sound_is_decoded_in_numpy_so_that_its_requests_shar
         with Pipeline.from_bundle(bundle, num_threads=1) as pipeline:
             kinds.append(type(pipeline.new_decoder()))
     assert kinds == [BatchedDecoder, EitherDecoder]
+
+
+HOLDS_A_DECODER = """
+import threading
+from dsbd_ort.decoding.native_decoder import NativeDecoder
+from tests.native.test_both_loops import models
+decoder, holds = NativeDecoder(*models()), threading.Event()
+def hold(kept): holds.set(); threading.Event().wait()
+threading.Thread(target=hold, args=(decoder,), daemon=True).start()
+holds.wait()
+"""
+
+
+def test_a_process_that_ends_with_a_decoder_in_use_prints_nothing() -> None:
+    run = subprocess.run(
+        [sys.executable, "-c", HOLDS_A_DECODER], cwd=ROOT, capture_output=True, text=True
+    )
+    assert (run.returncode, run.stdout, run.stderr) == (0, "", "")
