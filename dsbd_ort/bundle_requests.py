@@ -1,9 +1,11 @@
 """Requests to a bundle: prompts and options as the engines read them, and results as text."""
 
+from __future__ import annotations
+
 import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -11,12 +13,18 @@ from dsbd_ort.constraints.binding import ConstraintBinding, items_of
 from dsbd_ort.decoding import DecodeResult, DecodingConfig, DecodingRequest, TraceRecorder
 from dsbd_ort.decoding.drafting.ngram import NGramPool
 from dsbd_ort.decoding.logits_processing.allowed_after import AllowedMass
-from dsbd_ort.media_parts import OWN_LIMITS, MediaLimits
-from dsbd_ort.media_prompts import is_conversation, media_reader
 from dsbd_ort.model_pair import MOST_CALLERS, Recent, check_drafter
 from dsbd_ort.option_defaults import ModelDefaults, Options, resolve
 from dsbd_ort.pipeline_options import PipelineOptions
-from dsbd_ort.prompts import SRC_LANG, Prompt, PromptReader, RequestInputs, check_context, new_seed
+from dsbd_ort.prompts import (
+    SRC_LANG,
+    Prompt,
+    PromptReader,
+    RequestInputs,
+    check_context,
+    is_conversation,
+    new_seed,
+)
 from dsbd_ort.results import (
     GeneratedSequence,
     GenerationResult,
@@ -24,12 +32,17 @@ from dsbd_ort.results import (
     stop_state,
     text_until_stop,
 )
+from dsbd_ort.wings import wing
 from dsbd_runtime.bundle_files.bundle import TOKENIZER_FILE, Bundle
 from dsbd_runtime.errors import InputError
 from dsbd_runtime.text.chat_messages import Message
 from dsbd_runtime.text.chat_template import ChatTemplate
 from dsbd_runtime.text.stream_decoder import TextWindow
 from dsbd_runtime.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from dsbd_ort.media_parts import MediaLimits
+    from dsbd_ort.media_prompts import MediaReader, PictureReader
 
 
 class BundleRequests:
@@ -41,15 +54,20 @@ class BundleRequests:
         self.tokenizer = Tokenizer.from_bundle(bundle)
         self.prompts = PromptReader(bundle, self.tokenizer)
         # of a model that reads sound or pictures in messages
-        self.media = media_reader(bundle, self.tokenizer, lambda: self.chat_template)
+        self.media: MediaReader | PictureReader | None = None
+        target = bundle.manifest.target
+        if target.given or (target.encoder and target.encoder.picture):
+            read = wing("media").media_reader
+            self.media = read(bundle, self.tokenizer, lambda: self.chat_template)
         self.defaults = ModelDefaults.from_bundle(
             bundle, reads_file=options.generation_config, of_chats=options.chat_defaults
         )
         self.defaults.log()
         self._most_of_pool = options.ngram_pool
         self._pools: Recent[NGramPool] = Recent(MOST_CALLERS)
-        vocab_size, ends = bundle.manifest.target.vocab_size, bundle.manifest.target.eos_token_ids
-        self.constraints = ConstraintBinding(bundle.path / TOKENIZER_FILE, vocab_size, ends)
+        self.constraints = ConstraintBinding(
+            bundle.path / TOKENIZER_FILE, target.vocab_size, target.eos_token_ids
+        )
 
     def prepare(
         self,
@@ -200,9 +218,19 @@ class BundleRequests:
         *,
         add_generation_prompt: bool = True,
         chat_template_kwargs: Mapping[str, Any] | None = None,
-        limits: MediaLimits = OWN_LIMITS,
+        limits: MediaLimits | None = None,
     ) -> list[int]:
-        """See Pipeline.chat_prompt."""
+        """Return the token ids of a conversation, rendered with the checkpoint's chat template.
+
+        They are a prompt for ``generate`` and ``stream``, with the sounds or pictures of the
+        messages if the model reads them. ``chat_template_kwargs`` are more variables of the
+        template, such as ``enable_thinking``. See ChatTemplate.render.
+
+        Raises:
+            BundleError: the bundle has no chat template.
+            InputError: the template refuses the messages, or would leave one out; or the model is
+                an encoder-decoder.
+        """
         if self.media is not None:
             return self.media.read(
                 messages,
@@ -224,3 +252,10 @@ class BundleRequests:
     def chat_template(self) -> ChatTemplate:
         """The checkpoint's chat template; a BundleError without one."""
         return ChatTemplate.from_folder(self.bundle.path)
+
+    @property
+    def transcribes(self) -> bool:
+        """Whether the model reads sound."""
+        encoder = self.prompts.encoder
+        is_speech = encoder is not None and encoder.speech is not None
+        return is_speech or (self.media is not None and self.media.sound is not None)

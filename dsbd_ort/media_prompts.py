@@ -10,11 +10,11 @@ import functools
 import itertools
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeGuard
+from typing import Any
 
 from dsbd_ort.media_parts import OWN_LIMITS, MediaLimits, MediumFrontEnd, ReadMedium, read_part
 from dsbd_ort.pictures import PictureFrontEnd, read_picture, resized
-from dsbd_ort.prompts import MediaPrompt, RequestInputs
+from dsbd_ort.prompts import MediaPrompt, RequestInputs, is_conversation
 from dsbd_ort.speech.sound_front_end import (
     SoundFrontEnd,
     WindowedFrontEnd,
@@ -85,7 +85,7 @@ class MediaReader:
         answer: str = "",
         add_generation_prompt: bool = True,
         variables: Mapping[str, Any] | None = None,
-        limits: MediaLimits = OWN_LIMITS,
+        limits: MediaLimits | None = None,
     ) -> MediaPrompt:
         """Return the prompt of a conversation; see ChatTemplate.render.
 
@@ -94,6 +94,7 @@ class MediaReader:
         CapacityError: the prompt is longer than the context.
         """
         media: list[ReadMedium] = []
+        limits = limits or OWN_LIMITS
         if is_conversation(messages):
             messages = [self._ready(*each, media, limits) for each in enumerate(messages)]
             check_messages(messages)
@@ -240,7 +241,7 @@ class PictureReader:
         self._start, self._picture, self._tokenizer = encoder.start_token_id, picture, tokenizer
 
     def read(
-        self, messages: Sequence[Message], *, limits: MediaLimits = OWN_LIMITS, **_: object
+        self, messages: Sequence[Message], *, limits: MediaLimits | None = None, **_: object
     ) -> MediaPrompt:
         """Return the tokens that the output begins with, and its source; no template is used.
 
@@ -265,7 +266,11 @@ class PictureReader:
             raise InputError(f"the message has {counts}; {_EXPECTED}")
         [(part, place)] = pictures
         source = read_part(
-            part, place, "image", limits, lambda it: self._picture.source(read_picture(it), resized)
+            part,
+            place,
+            "image",
+            limits or OWN_LIMITS,
+            lambda it: self._picture.source(read_picture(it), resized),
         )
         begin = self._tokenizer.encode("".join(texts), add_special_tokens=False)
         if not begin or not (self._picture.task_is_start or begin[0] == self._start):
@@ -283,10 +288,3 @@ def media_reader(
     if target.encoder is not None and target.encoder.picture is not None:
         return PictureReader(target.encoder, target.encoder.picture, tokenizer)
     return None
-
-
-def is_conversation(prompt: object) -> TypeGuard[Sequence[Message]]:
-    """Return whether a prompt is a list of messages."""
-    if not isinstance(prompt, list | tuple) or not prompt:
-        return False
-    return all(isinstance(message, Mapping) for message in prompt)

@@ -8,7 +8,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,7 @@ from dsbd_ort.decoding.request import CopiedIds, check_prompt
 from dsbd_runtime.bundle_files.bundle import Bundle
 from dsbd_runtime.errors import CapacityError, InputError
 from dsbd_runtime.parts.encoder_entry import EncoderEntry, check_length
+from dsbd_runtime.text.chat_messages import Message
 from dsbd_runtime.text.tokenizer import Tokenizer
 
 Messages = list[dict[str, str]]
@@ -28,6 +29,13 @@ Prompt = str | Sequence[int]
 
 Prompts = list[str] | list[list[int]]
 """Several of them; a list of ints is one prompt."""
+
+
+def is_conversation(prompt: object) -> TypeGuard[Sequence[Message]]:
+    """Return whether a prompt is a list of messages."""
+    if not isinstance(prompt, list | tuple) or not prompt:
+        return False
+    return all(isinstance(message, Mapping) for message in prompt)
 
 
 def is_several(prompt: object) -> bool:

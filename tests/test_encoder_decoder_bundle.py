@@ -133,7 +133,7 @@ def test_a_source_of_a_decoder_is_refused(demo_bundle):
 
 
 def test_decoding_without_a_source_is_refused(source_pipe):
-    with source_pipe.engines() as (target, _):
+    with source_pipe.models.engines() as (target, _):
         with pytest.raises(DecodingError, match="source is None, but the target is an encoder"):
             dsbd_ort.decoding.decode(
                 target,
@@ -149,7 +149,7 @@ def test_n_grams_of_a_source_without_tokens_are_refused(source_pipe):
     request = DecodingRequest(
         prompt_ids=[2], config=config, rng=np.random.default_rng(0), source="a sound"
     )
-    with source_pipe.engines() as (target, _):
+    with source_pipe.models.engines() as (target, _):
         with pytest.raises(DecodingError, match="encoder_no_repeat_ngram_size is 2, but the sour"):
             result_of(decode_iterations(request, target, None))
 

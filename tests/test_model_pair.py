@@ -22,7 +22,7 @@ DEAR_TARGET = EngineCosts(CostCurve((1, 64), (1.0, 1.1)), CostCurve((1, 64), (0.
 def test_what_is_drafted_by_default_leaves_the_tokens_of_beam_sampling(demo_bundle):
     common = {"num_beams": 2, "top_k": 20, "max_new_tokens": 40}
     with Pipeline.from_bundle(demo_bundle) as pipeline:
-        pipeline.costs = DEAR_TARGET
+        pipeline.models.costs = DEAR_TARGET
         for seed in range(3):
             plain = pipeline.generate(PROMPT, strategy="beam-sample", seed=seed, **common)
             planned = pipeline.generate(PROMPT, seed=seed, **common)
@@ -36,15 +36,15 @@ def test_a_first_request_makes_no_call_to_measure_and_every_request_teaches(
 ):
     options = {"strategy": "speculative", "max_new_tokens": 12, "eos_token_id": ()}
     with Pipeline.from_bundle(tiny_bundle.path) as pipeline:
-        guessed = pipeline.costs.now()
+        guessed = pipeline.models.costs.now()
         asked = Service(pipeline) if is_service else pipeline
         first = asked.generate("x", **options)
         assert first.stats.target_calls == first.stats.num_iterations  # "x": no prompt to prefill
-        learned = pipeline.costs.now()
+        learned = pipeline.models.costs.now()
         assert learned.target != guessed.target
         for _ in range(3):
             asked.generate("x", **options)
-        assert pipeline.costs.now().target != learned.target
+        assert pipeline.models.costs.now().target != learned.target
         asked.close()
 
 
@@ -89,7 +89,7 @@ def test_many_temperatures_are_not_remembered_for_ever(pipeline, is_service):
     for temperature in temperatures:
         asked.generate("x", temperature=temperature, **OPTIONS)
         asked.generate("x", temperature=temperatures[0], **OPTIONS)  # always of the latest used
-    kept = [setting[-3] for setting in pipeline._estimators.keys]
+    kept = [setting[-3] for setting in pipeline.models.estimators.keys]
     assert kept == [*temperatures[1 - MOST_ESTIMATORS :], temperatures[0]]
     asked.close()
     pipeline.close()
@@ -98,8 +98,8 @@ def test_many_temperatures_are_not_remembered_for_ever(pipeline, is_service):
 def test_requests_of_one_setting_learn_together(pipeline):
     for _ in range(3):
         pipeline.generate("x", **{**OPTIONS, "max_new_tokens": 8})
-    (setting,) = pipeline._estimators.keys
-    estimator = pipeline._estimators.of(setting, AcceptanceEstimator)
+    (setting,) = pipeline.models.estimators.keys
+    estimator = pipeline.models.estimators.of(setting, AcceptanceEstimator)
     assert estimator.loop.num_plain + estimator.loop.num_drafted > 0
     pipeline.close()
 

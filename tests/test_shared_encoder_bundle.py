@@ -77,7 +77,7 @@ class CountingEngine:
 def test_a_source_is_read_once_for_both(pair):
     calls = Counter()
     with dsbd_ort.Pipeline.from_bundle(pair / "bundle", num_threads=1) as pipe:
-        with pipe.engines() as models:
+        with pipe.models.engines() as models:
             for name, model in zip(("target", "draft"), models, strict=True):
                 encoder = model.part(Sources).encoder
                 encoder._engine = CountingEngine(encoder._engine, name, calls)

@@ -84,7 +84,7 @@ def check_together(pipe, sources, options):
         pipe.generate(source, seed=seed, **each)
         for seed, (source, each) in enumerate(zip(sources, options, strict=True))
     ]
-    with pipe.engines() as (target, draft):
+    with pipe.models.engines() as (target, draft):
         target.keep(np.arange(0))
         watched = WatchedEngine(target)
         requests = prepared(pipe, sources, options)
@@ -132,7 +132,7 @@ def test_equal_rows_of_two_sources_in_one_call(source_pipe):
             "logit_rows": np.arange(number * size),
         }
 
-    with source_pipe.engines() as (target, _):
+    with source_pipe.models.engines() as (target, _):
         alone = []
         for source in (first, second):
             target.keep(np.arange(0))
@@ -165,7 +165,7 @@ def test_equal_rows_of_two_sources_in_one_call(source_pipe):
 def test_rows_of_sources_are_counted_and_given_back(source_pipe):
     sources = [[5] * length + [1] for length in (9, 30, 99, 14)]
     bytes_of_token = 3 * 2 * 4 * 8 * 4
-    with source_pipe.engines() as (target, draft):
+    with source_pipe.models.engines() as (target, draft):
         target.keep(np.arange(0))
         empty = target.kv_bytes
         target.reset_peak()
@@ -182,13 +182,13 @@ def test_few_sources_fit_the_memory_at_a_time(source_pipe, monkeypatch):
     """Calls are cut where their sources take too much; what is returned stays the same."""
     sources = some_sources(7)
     options = [STRATEGIES[1]] * len(sources)
-    with source_pipe.engines() as (target, _):
+    with source_pipe.models.engines() as (target, _):
         slots = target.part(Sources).slots
         monkeypatch.setattr(slots, "_most_bytes", 3 * 48 * 768)
         target.keep(np.arange(0))
         assert slots.most_together([tuple(source) for source in sources]) == 4
     check_together(source_pipe, sources, options)
-    with source_pipe.engines() as (target, _):
+    with source_pipe.models.engines() as (target, _):
         assert slots.capacity[0] <= 4
         monkeypatch.undo()
         target.keep(np.arange(0))
@@ -199,7 +199,7 @@ def test_a_source_that_is_refused_ends_no_other_request(source_pipe):
     sources = some_sources(3)
     wanted = [tokens(source_pipe.generate(source, seed=0)) for source in sources]
     ended = {}
-    with source_pipe.engines() as models:
+    with source_pipe.models.engines() as models:
         decoder = BatchedDecoder(*models)
         asked = [source_pipe.prepare(source, {"seed": 0}) for source in sources]
         asked.insert(1, dataclasses.replace(asked[0], source=(300, 1)))

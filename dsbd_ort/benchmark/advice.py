@@ -98,7 +98,7 @@ def measured_costs(pipeline: Pipeline) -> EngineCosts:
             f"{pipeline.bundle.path} is an encoder-decoder, which answers sources, not prompts; "
             "time your own requests"
         )
-    with pipeline.engines() as (target, draft):
+    with pipeline.models.engines() as (target, draft):
         return measure_costs(target, draft, time.perf_counter)
 
 
@@ -154,12 +154,12 @@ def _expected(
 
     The policy is given the costs; from answer to answer it learns how often drafts are accepted.
     """
-    learned, calls = pipeline.costs, PricedCalls(costs)
-    pipeline.costs = calls
+    learned, calls = pipeline.models.costs, PricedCalls(costs)
+    pipeline.models.costs = calls
     try:
         stats = _answers(pipeline, prompts, options)
     finally:
-        pipeline.costs = learned
+        pipeline.models.costs = learned
     num_layers = sum(each.num_iterations + each.num_accepted_layers for each in stats)
     return num_layers * float(costs.target.up_to(num_beams)[num_beams]) / calls.seconds, stats
 

@@ -301,5 +301,5 @@ def _object_of(answer: Answer) -> dict[str, Any]:
 
 def _print_seed(seed: int, pipeline: Pipeline, arguments: RunArguments) -> None:
     options = arguments.options
-    if pipeline.requests.resolve(options).row.rule in ("sample", "joint") and "seed" not in options:
+    if pipeline.resolve(options).row.rule in ("sample", "joint") and "seed" not in options:
         click.echo(f"seed {seed} (--seed {seed} repeats this answer)", err=True)

@@ -6,14 +6,12 @@ A request from HTTP to the loop:
     Generation         openai_server: these submitted, awaited within a deadline, cancelled together
     LiveRequest        here: one of them, with its state: waiting, running, preempted, ended
     DecodingRequest    decoding: its prompt, options and randomness
-    LiveTranscription  here: an audio, whose windows are such requests, one after another
     BatchMember        decoding: its loop, its rows of the caches, the engine call that it waits for
 """
 
 from dsbd_ort.engine.async_stream import AsyncEvents, AsyncStream
 from dsbd_ort.engine.errors import EnginesEndedError, QueueFullError, ServiceClosedError
 from dsbd_ort.engine.limits import ServiceLimits
-from dsbd_ort.engine.live_transcription import LiveTranscription, SpeechEvent
 from dsbd_ort.engine.scheduler import Cancelled, LiveRequest, ServiceEvent
 from dsbd_ort.engine.service import Service, ServiceStats
 
@@ -23,12 +21,10 @@ __all__ = [
     "Cancelled",
     "EnginesEndedError",
     "LiveRequest",
-    "LiveTranscription",
     "QueueFullError",
     "Service",
     "ServiceClosedError",
     "ServiceEvent",
     "ServiceLimits",
     "ServiceStats",
-    "SpeechEvent",
 ]

@@ -49,7 +49,7 @@ class EngineLoop:
         self._thread = threading.Thread(target=self._run, name="dsbd-engines", daemon=True)
 
     def start(self) -> None:
-        """Start the thread and wait until it holds the engines; raises as ``Pipeline.engines``."""
+        """Start the thread and wait until it holds the engines; raises as ``ModelPair.engines``."""
         self._thread.start()
         self._has_started.wait()
         if self._start_error is not None:
@@ -122,8 +122,8 @@ class EngineLoop:
 
     def _run(self) -> None:
         try:
-            with self._pipeline.engines() as self.models:
-                decoder = self._pipeline.new_decoder(self._scheduler.max_rows)
+            with self._pipeline.models.engines() as self.models:
+                decoder = self._pipeline.models.new_decoder(self._scheduler.max_rows)
                 self._has_started.set()
                 while self._schedule(decoder):
                     self._iterate(decoder)
@@ -184,7 +184,7 @@ class EngineLoop:
     def _join(self, decoder: Decoder, request: LiveRequest) -> None:
         try:
             if request.member is None:
-                request.member = decoder.join(self._pipeline.planned(request.request))
+                request.member = decoder.join(self._pipeline.models.planned(request.request))
             else:
                 decoder.resume(request.member)
         except BaseException as error:
@@ -219,7 +219,7 @@ class EngineLoop:
             return request.texts.push(event), None
         if isinstance(event, BaseException):
             return None, _as_dsbd_error(event)
-        result = self._pipeline.requests.with_text(self._pipeline.with_peak(event), request.request)
+        result = self._pipeline.with_text(self._pipeline.models.with_peak(event), request.request)
         return request.texts.finish(result.sequences[0]), result
 
     def _end(self, request: LiveRequest, ending: Ending) -> None:

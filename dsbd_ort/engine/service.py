@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from queue import SimpleQueue
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, Unpack
 
 from dsbd_ort.decoding import (
     DecodingConfig,
@@ -16,22 +16,26 @@ from dsbd_ort.decoding import (
     result_of,
 )
 from dsbd_ort.decoding.row_bounds import most_new_tokens, most_rows
-from dsbd_ort.decoding.set_up import check_decodable
 from dsbd_ort.engine.async_stream import AsyncStream, result_or_raise
 from dsbd_ort.engine.engine_loop import EngineLoop
 from dsbd_ort.engine.errors import ServiceClosedError
 from dsbd_ort.engine.limits import ServiceLimits, cache_rows
-from dsbd_ort.engine.live_transcription import LiveTranscription, SpeechEvent
 from dsbd_ort.engine.scheduler import LiveRequest, Scheduler, ServiceEvent
 from dsbd_ort.model_pair import BusyError
 from dsbd_ort.option_defaults import Options, given_options
 from dsbd_ort.pipeline import Pipeline
 from dsbd_ort.prompts import Prompt
 from dsbd_ort.results import GenerationResult, StreamPiece
-from dsbd_ort.speech.speech_request import Audio, SpeechOptions
-from dsbd_ort.speech.transcript import Segment, Transcript
-from dsbd_runtime.parts.alignment import Alignment
+from dsbd_ort.wings import wing
+from dsbd_runtime.engine.causal_lm import CausalLM
 from dsbd_runtime.text.chat_messages import Message
+
+if TYPE_CHECKING:
+    from dsbd_ort.speech.live_transcription import LiveTranscription, SpeechEvent
+    from dsbd_ort.speech.speech_request import Audio, SpeechOptions
+    from dsbd_ort.speech.transcript import Segment, Transcript
+
+_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +54,16 @@ class ServiceStats:
     max_rows: int
     kv_bytes: int
     num_preemptions: int
+
+
+class Follower(Protocol):
+    """Submits one request after another in a thread of its own, as a transcription does."""
+
+    def cancel(self) -> None:
+        """End it without a result; may be called again, and after its end."""
+
+    def join(self) -> None:
+        """Wait for its end; in its own thread return at once."""
 
 
 class Service:
@@ -75,7 +89,7 @@ class Service:
         self.limits = limits or ServiceLimits()
         self._scheduler = Scheduler(self.limits, cache_rows(self.limits, pipeline.bundle))
         self._loop = EngineLoop(pipeline, self._scheduler)
-        self._transcriptions: set[LiveTranscription] = set()
+        self._followers: set[Follower] = set()
         self._is_closing = False
         self._loop.start()
         # The thread refers to the engines, not to the service, so that an unused service is freed.
@@ -108,19 +122,22 @@ class Service:
             EnginesEndedError: the thread that runs the engines has ended by a failure.
         """
         request = self.pipeline.prepare(prompt, options, trace=trace, caller=caller)
-        return self._submitted(request, on_event)
+        return self.submit_request(request, on_event)
 
-    def _submitted(
+    def submit_request(
         self,
         request: DecodingRequest,
         on_event: Callable[[ServiceEvent], None],
         is_further: bool = False,
     ) -> LiveRequest:
-        target, draft = self._loop.models
-        check_decodable(request, target.spec, draft.spec if draft else None)
+        """Submit a request that the pipeline has made; see ``submit``.
+
+        is_further: whether it is one more of a follower, which has one in the queue already.
+        """
+        self.pipeline.models.check(request)
         live = LiveRequest(
             request=request,
-            texts=self.pipeline.requests.text_stream(request),
+            texts=self.pipeline.text_stream(request),
             most_rows=most_rows(
                 len(request.prompt_ids), request.config, has_top_k_head=self._has_top_k_head
             ),
@@ -151,16 +168,14 @@ class Service:
         """
         if self._is_closing:
             raise ServiceClosedError("the service is closed or closing; use another one")
-        live = LiveTranscription(
-            self.pipeline.transcription(audio, options),
-            self._submitted,
-            lambda *window: self._loop.call(lambda target: target.part(Alignment).align(*window)),
-            on_event,
-            self._transcriptions.discard,
-        )
-        self._transcriptions.add(live)
-        live.start()
+        live: LiveTranscription = wing("speech").submit_audio(self, audio, options, on_event)
+        self._followers.add(live)
+        live.start(self._followers.discard)
         return live
+
+    def call(self, work: Callable[[CausalLM], _Result]) -> _Result:
+        """Return the result of ``work(target)``; see EngineLoop.call."""
+        return self._loop.call(work)
 
     def transcribe(
         self,
@@ -174,15 +189,8 @@ class Service:
         An exception of ``on_segment``, which is called in the thread of the caller, cancels it.
         """
         self._check_may_wait()
-        events: SimpleQueue[SpeechEvent] = SimpleQueue()
-        live = self.submit_audio(audio, options, events.put)
-        try:
-            while isinstance(event := events.get(), Segment):
-                if on_segment is not None:
-                    on_segment(event)
-            return result_or_raise(event)
-        finally:
-            live.cancel()
+        found: Transcript = wing("speech").transcribe_on(self, audio, on_segment, options)
+        return found
 
     def generate(
         self,
@@ -306,7 +314,7 @@ class Service:
         Calling it again does nothing, or with ``drain`` False cancels those that are left.
         """
         self._is_closing = True
-        for live in list(self._transcriptions):
+        for live in list(self._followers):
             if drain:  # their next windows become further requests
                 live.join()
             else:

@@ -220,7 +220,7 @@ def create_app(
     app.add_exception_handler(RequestValidationError, handle_validation_error)
     paths = AUDIO_PATHS if transcribes else ()
     limits = dict.fromkeys(paths, (settings.max_audio_bytes, settings.audio_timeout_s))
-    if answers and service.pipeline.requests.media is not None:  # of conversations, in base64
+    if answers and service.pipeline.media is not None:  # of conversations, in base64
         most = settings.max_body_bytes + settings.max_audio_bytes * 4 // 3
         limits[CHAT_PATH] = most, settings.audio_timeout_s
     _add_middlewares(app, settings, metrics, limits, logs_access=logs_access)

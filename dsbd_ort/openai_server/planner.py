@@ -144,8 +144,8 @@ class Planner:
 
     def plan_chat(self, body: ChatBody) -> GenerationPlan:
         """Return the engine requests of /v1/chat/completions; raises as ``plan_completion``."""
-        requests, has_encoder = self._pipeline.requests, self._pipeline.prompts.encoder is not None
-        if has_encoder and requests.media is None:
+        pipeline, has_encoder = self._pipeline, self._pipeline.prompts.encoder is not None
+        if has_encoder and pipeline.media is None:
             raise bad_request(
                 "this model is an encoder-decoder and has no chats; use /v1/completions with the "
                 "source as prompt",
@@ -155,7 +155,7 @@ class Planner:
         try:
             messages = body.template_messages()
             if has_encoder:  # a picture alone, without a template
-                read = requests.chat_prompt(messages, limits=self._media)
+                read = pipeline.chat_prompt(messages, limits=self._media)
                 return self._plan(body, [read], None, echo=False)
             tools = self._tool_use(body)
             prompt = self._chat_prompt(body, messages, tools)
@@ -184,7 +184,7 @@ class Planner:
 
     def _auto_fault(self, has_tools: bool) -> str | None:
         """Return why the model's own template cannot show tools and calls, None if it can."""
-        template = self._pipeline.requests.chat_template.source(has_tools=has_tools)
+        template = self._pipeline.chat_template.source(has_tools=has_tools)
         return auto_fault(template, self._tag_is_text)
 
     def _log_plain_tools(self) -> None:
@@ -208,7 +208,7 @@ class Planner:
         self, body: ChatBody, messages: list[dict[str, Any]], tools: ToolUse | None
     ) -> list[int]:
         ids = functools.partial(
-            self._pipeline.requests.chat_prompt,
+            self._pipeline.chat_prompt,
             add_generation_prompt=body.add_generation_prompt is not False,
             limits=self._media,
         )
@@ -253,7 +253,7 @@ class Planner:
         options, num_samples, num_copies = for_choices(options, choices)
         for token_ids in tokens:
             check_prompt(len(token_ids), self._settings)
-        asked = self._pipeline.requests.resolve(options)
+        asked = self._pipeline.resolve(options)
         config = self._pipeline.config(asked)
         limits: list[int | None] = [None] * len(tokens)
         if "max_new_tokens" not in options:
@@ -298,7 +298,7 @@ class Planner:
         """
         if config.longest_path is not None:  # a sequence is returned whole, or the request refused
             return config.longest_path
-        reads_text = self._pipeline.prompts.encoder and not self._pipeline.requests.media
+        reads_text = self._pipeline.prompts.encoder and not self._pipeline.media
         num_rows = 1 if reads_text else num_prompt_tokens
         most = self._service.most_new_tokens(num_rows, config)
         own: int = self._pipeline.defaults.options.get("max_new_tokens", most)

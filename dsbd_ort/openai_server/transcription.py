@@ -14,7 +14,7 @@ from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 
 from dsbd_errors import DsbdError
 from dsbd_ort.decoding import DecodingError
-from dsbd_ort.engine import Cancelled, LiveTranscription, QueueFullError, Service, SpeechEvent
+from dsbd_ort.engine import Cancelled, QueueFullError, Service
 from dsbd_ort.openai_server.choices import check_limit
 from dsbd_ort.openai_server.errors import (
     ErrorResponse,
@@ -31,6 +31,7 @@ from dsbd_ort.results import json_text
 from dsbd_ort.speech.audio import SAMPLING_RATE, Samples, read_audio
 from dsbd_ort.speech.formats import FORMATS, WITH_TIMES, as_text
 from dsbd_ort.speech.hot_words import MOST_WORDS
+from dsbd_ort.speech.live_transcription import LiveTranscription, SpeechEvent
 from dsbd_ort.speech.speech_request import WORD_TIMES, check_word_times
 from dsbd_ort.speech.transcript import Segment, Transcript
 from dsbd_runtime.errors import InputError

@@ -162,7 +162,7 @@ class WhisperTranscription(Transcription):
     ) -> Generator[Requests, list[DecodeResult], int]:
         """Decode a window; return the number of frames from it to the next one."""
         times = None
-        with self._pipeline.held_source(window.source):
+        with self._pipeline.models.held_source(window.source):
             heard = yield from self._hear(window)
             inputs = RequestInputs([*window.before, *self._first_tokens()], window.source)
             answers = yield from self._texts.answers(inputs, heard.no_speech_prob)

@@ -34,17 +34,22 @@ Requests = Sequence[DecodingRequest]
 """Independent requests, whose engine calls may be shared."""
 
 
+class HoldsSources(Protocol):
+    """Engines that read sources."""
+
+    def held_source(self, source: Source) -> AbstractContextManager[None]:
+        """Keep a window's encoder output between its requests."""
+
+
 class SpeechPipeline(Protocol):
     """The part of a pipeline that a transcription uses."""
 
     tokenizer: Tokenizer
+    has_draft: bool
 
     @property
-    def has_draft(self) -> bool:
-        """Whether the bundle has a draft model."""
-
-    def held_source(self, source: Source) -> AbstractContextManager[None]:
-        """Keep a window's encoder output between its requests."""
+    def models(self) -> HoldsSources:
+        """The engines."""
 
     def request_of(
         self,

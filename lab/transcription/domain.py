@@ -71,7 +71,7 @@ def errors_of(
     of_files = []
     for file in files:
         [window] = heard_windows(file.path, pipe.prompts.encoder.speech)
-        with pipe.held_source(SoundFeatures(window)):
+        with pipe.models.held_source(SoundFeatures(window)):
             texts = [pipe.transcribe(file.path, **SETTINGS, **each).text for each in several]
         of_files.append([num_errors(words_of(t), words_of(file.utterance.text)) for t in texts])
     return [*zip(*of_files, strict=True)]

@@ -50,7 +50,7 @@ class EndingEngines(PipelineSettings):
 
     def open(self) -> Pipeline:
         pipeline = super().open()
-        session = pipeline._target._session  # the only way to a real engine that does
+        session = pipeline.models.target._session  # the only way to a real engine that does
         run, calls = session.run, count(1)
 
         def ending(inputs):

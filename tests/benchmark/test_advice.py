@@ -35,9 +35,9 @@ def test_nothing_is_recommended_that_gains_nothing() -> None:
 def test_the_demo_pair_is_judged_by_its_own_costs(demo_bundle) -> None:
     steps = []
     with Pipeline.from_bundle(demo_bundle, num_threads=1) as pipeline:
-        learned = pipeline.costs
+        learned = pipeline.models.costs
         found = advise(pipeline, PROMPTS[:2], lambda: steps.append(None))
-        assert pipeline.costs is learned
+        assert pipeline.models.costs is learned
     assert len(steps) == NUM_STEPS
     assert 0.3 < found.agreement <= 1.0
     assert [(gain.strategy, gain.num_beams) for gain in found.gains] == [

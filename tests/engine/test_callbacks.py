@@ -142,11 +142,11 @@ class RaisingTokenizer:
 def test_a_text_that_cannot_be_made_ends_its_own_request_alone(pipeline: Pipeline) -> None:
     service = Service(pipeline)
     tokenizer = pipeline.tokenizer
-    pipeline.requests.tokenizer = RaisingTokenizer(tokenizer)  # type: ignore[assignment]
+    pipeline.tokenizer = RaisingTokenizer(tokenizer)  # type: ignore[assignment]
     events: SimpleQueue[ServiceEvent] = SimpleQueue()
     service.submit("x", {**SHORT, "eos_token_id": []}, events.put)
     assert isinstance(until_ending(events), InternalError)
-    pipeline.requests.tokenizer = tokenizer
+    pipeline.tokenizer = tokenizer
     assert goes_on(service)
     assert service.stats().num_running == 0
     in_time(service.close)
@@ -157,7 +157,7 @@ def test_when_the_engines_end_every_request_ends_at_once(
     pipeline: Pipeline, error: type[BaseException]
 ) -> None:
     service = Service(pipeline, ServiceLimits(max_requests=2))
-    session = pipeline._target._session  # the only way to an engine that does this
+    session = pipeline.models.target._session  # the only way to an engine that does this
     run, is_over = session.run, threading.Event()
 
     def ending(inputs: Any) -> Any:
@@ -184,7 +184,7 @@ def test_when_the_engines_end_every_request_ends_at_once(
 def test_when_the_engines_end_no_call_waits(pipeline: Pipeline) -> None:
     """Calls are made between two iterations: none is made after one that ends the thread."""
     service = Service(pipeline, ServiceLimits(max_requests=1))
-    may_end, session = threading.Event(), pipeline._target._session
+    may_end, session = threading.Event(), pipeline.models.target._session
 
     def ending(inputs: Any) -> Any:
         may_end.wait(SECONDS)

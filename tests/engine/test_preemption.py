@@ -121,7 +121,7 @@ def test_closing_finishes_or_cancels_preempted_requests(
 def test_engines_that_fail_end_a_preempted_request_as_well(
     pipeline: Pipeline, service: Service
 ) -> None:
-    session = pipeline._target._session  # the only way to a real engine that fails
+    session = pipeline.models.target._session  # the only way to a real engine that fails
     run = session.run
 
     def failing(inputs: Any) -> Any:

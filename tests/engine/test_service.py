@@ -186,7 +186,7 @@ def test_closing_ends_what_runs_or_gives_it_up(pipeline: Pipeline, drain: bool) 
 
 
 def test_a_service_whose_engines_fail_says_so_and_goes_on(pipeline: Pipeline) -> None:
-    session = pipeline._target._session  # the only way to a real engine that fails
+    session = pipeline.models.target._session  # the only way to a real engine that fails
     run, fails = session.run, iter([False, True])
 
     def failing(inputs: Any) -> Any:

@@ -184,7 +184,7 @@ def asked(samples: Samples, text: str = QUESTION) -> list[dict[str, Any]]:
 
 def inputs_of(pipe: Pipeline, samples: Samples | None, text: str = QUESTION) -> RequestInputs:
     """Return the prompt of a conversation with a sound; None: of text alone."""
-    media = pipe.requests.media
+    media = pipe.media
     assert media is not None
     messages = [{"role": "user", "content": text}] if samples is None else asked(samples, text)
     return media.read(messages).inputs

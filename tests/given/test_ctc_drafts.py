@@ -37,7 +37,7 @@ def test_what_is_heard_is_spelled(pipe):
     inputs = inputs_of(pipe, HEARD)
     copied = inputs.copied_ids
     assert copied() == []  # before the encoder has read the sound
-    with pipe.engines() as (engine, _):
+    with pipe.models.engines() as (engine, _):
         engine.part(GivenRows).encoder.rows(inputs.source.pieces[0])
     assert pipe.tokenizer.decode(copied()) == SPELLED
     assert inputs_of(pipe, None).copied_ids == ()
@@ -78,7 +78,9 @@ def test_drafts_change_nothing(pipe, plain, drafted, bonus):
         for options in (plain, drafted):
             inputs = inputs_of(pipe, samples)
             known = options_of(KIND, **options, **agreeing(pipe, inputs, bonus), seed=seed)
-            results += pipe._decoded([pipe.request_of(inputs, {**known, "max_new_tokens": LENGTH})])
+            results += pipe.models.decoded(
+                [pipe.request_of(inputs, {**known, "max_new_tokens": LENGTH})]
+            )
         ours, theirs = (
             [(each.token_ids, pytest.approx(each.logprob, abs=1e-5)) for each in result.sequences]
             for result in results
@@ -89,7 +91,7 @@ def test_drafts_change_nothing(pipe, plain, drafted, bonus):
 def calls_of(pipe, samples, **options):
     inputs = inputs_of(pipe, samples)
     known = {**options_of(KIND), **agreeing(pipe, inputs, 30.0), "max_new_tokens": LENGTH}
-    [result] = pipe._decoded([pipe.request_of(inputs, {**known, **options})])
+    [result] = pipe.models.decoded([pipe.request_of(inputs, {**known, **options})])
     stats = result.stats
     return stats.num_output_tokens, stats.num_iterations
 

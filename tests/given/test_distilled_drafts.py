@@ -147,12 +147,14 @@ def test_the_bundle_has_one_encoder(pair, bundle, pipe):
     assert manifest.draft.given.is_shared and manifest.target.given.is_shared is None
     assert "target/encoder.onnx" in manifest.files and "draft/encoder.onnx" not in manifest.files
     inputs = inputs_of(pipe, prompt_of(1), [noise(237)])
-    with pipe.engines() as (target, draft):
+    with pipe.models.engines() as (target, draft):
         encoder = target.part(GivenRows).encoder
         assert draft.part(GivenRows).encoder is encoder
         before, of_draft = encoder.num_read, draft.kv_bytes
-    pipe._decoded([request_of(pipe, inputs, strategy="speculative-beam-search", draft_length=3)])
-    with pipe.engines() as (_, draft):
+    pipe.models.decoded(
+        [request_of(pipe, inputs, strategy="speculative-beam-search", draft_length=3)]
+    )
+    with pipe.models.engines() as (_, draft):
         assert encoder.num_read == before + 2  # windows, each read once for both
         assert draft.part(GivenRows).num_bytes == 0 < draft.kv_bytes >= of_draft
     with load_causal_lm(open_bundle(bundle), "draft") as alone:

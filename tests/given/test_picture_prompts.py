@@ -234,9 +234,9 @@ def test_conversations_in_shared_calls_are_as_alone(
         options |= {"num_beams": 3, "num_return_sequences": 3}
     alone = []
     for request in prepared(pipe, options):
-        with pipe.engines() as models:
+        with pipe.models.engines() as models:
             alone += decoded_together(BatchedDecoder(*models), [request], 1)
-    with pipe.engines() as models:
+    with pipe.models.engines() as models:
         check_equal(decoded_together(BatchedDecoder(*models), prepared(pipe, options), 8), alone)
 
 
@@ -246,7 +246,7 @@ def test_another_question_to_a_page_computes_the_question_alone(
 ) -> None:
     pipe, page = picture_pipe(name), picture(90, 60)
     counts = []
-    with pipe.engines() as (target, _):
+    with pipe.models.engines() as (target, _):
         counted, encoder = Counted(target), target.part(GivenRows).encoder
         decoder = BatchedDecoder(counted, None)
         for image, text in ((page, "Who?"), (page, "The other fox?"), (picture(90, 60, 1), "Who?")):

@@ -66,7 +66,7 @@ def reference(name, picture_model):
 
 def test_the_encoder_gives_transformers_rows_of_transformers_pixels(pipe, reference, name):
     entry = entry_of(pipe)
-    with pipe.engines() as (target, _):
+    with pipe.models.engines() as (target, _):
         encoder = target.part(GivenRows).encoder
         for size in SIZES:
             pixels = picture(*size)
@@ -83,7 +83,7 @@ def test_logits_of_prompt_in_chunks_of_a_tree_and_below_a_kept_path(pipe, refere
     shown = reference.shown(
         entry_of(pipe), [picture(*size, seed) for seed, size in enumerate(sizes)]
     )
-    with pipe.engines() as (engine, _):
+    with pipe.models.engines() as (engine, _):
         errors = check_forest(engine, shown.inputs, lambda path: reference.logits(path, shown))
     for place, error in errors.items():
         seen(name, f"logits, {place}", error, LOGIT_LIMIT)
@@ -105,7 +105,7 @@ def check_searches(pipe, reference, name, searches, cases):
         wanted = {beams: reference.searched(shown, beams, 14) for beams in (1, 4)}
         for beams, options in searches:
             of_beams = {"num_beams": beams, "num_return_sequences": beams}
-            (result,) = pipe._decoded([request_of(pipe, shown, **options, **of_beams)])
+            (result,) = pipe.models.decoded([request_of(pipe, shown, **options, **of_beams)])
             ids, scores = wanted[beams]
             assert [sequence.token_ids for sequence in result.sequences] == ids, (sizes, options)
             for sequence, score in zip(result.sequences, scores, strict=False):
@@ -138,7 +138,7 @@ def test_tiles_whose_sides_are_no_power_of_two(captures, tmp_path):
     )
     bundle = export_quietly(captures, tmp_path / "bundle", folder)
     reference = PictureModel("idefics3", folder)
-    with Pipeline.from_bundle(bundle, num_threads=1) as pipe, pipe.engines() as (target, _):
+    with Pipeline.from_bundle(bundle, num_threads=1) as pipe, pipe.models.engines() as (target, _):
         pixels, encoder = picture(300, 100), target.part(GivenRows).encoder
         wanted = reference.rows([pixels])
         found = np.concatenate([encoder.rows(each) for each in pieces_of(entry_of(pipe), pixels)])
@@ -179,16 +179,16 @@ def test_eight_together_and_preempted_are_as_alone(pipe, reference, options):
 
     alone = []
     for request in requests():
-        with pipe.engines() as models:
+        with pipe.models.engines() as models:
             alone += decoded_together(BatchedDecoder(*models), [request], 1)
-    with pipe.engines() as models:
+    with pipe.models.engines() as models:
         check_equal(decoded_together(BatchedDecoder(*models), list(requests()), 8), alone)
     before = TALLY.num_preempted
     preempted = [
         replace(request, preempts=ForcedPreemptions(seed))
         for seed, request in enumerate(requests())
     ]
-    with pipe.engines() as models:
+    with pipe.models.engines() as models:
         check_equal(decoded_together(BatchedDecoder(*models), preempted, 8), alone)
     assert TALLY.num_preempted > before
 

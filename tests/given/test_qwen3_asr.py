@@ -25,7 +25,7 @@ def test_the_encoder_window_by_window_gives_transformers_rows(given_pipe, refere
     features = noise(num_frames)
     wanted = reference.rows(features)
     medium = given_pipe.bundle.manifest.target.given.medium
-    with given_pipe.engines() as (target, _):
+    with given_pipe.models.engines() as (target, _):
         encoder = target.part(GivenRows).encoder
         found = np.concatenate([encoder.rows(piece) for piece in medium.pieces(features)])
     assert found.shape == wanted.shape
@@ -37,7 +37,7 @@ def test_silence_and_tones_too(given_pipe, reference):
     silence = np.full((16, 200), -1.5, np.float32)
     tones = np.where(np.arange(16)[:, None] == np.arange(431) // 7 % 16, 1.2, -0.7)
     medium = given_pipe.bundle.manifest.target.given.medium
-    with given_pipe.engines() as (target, _):
+    with given_pipe.models.engines() as (target, _):
         for features in (silence, tones.astype(np.float32)):
             encoder, wanted = target.part(GivenRows).encoder, reference.rows(features)
             found = np.concatenate([encoder.rows(piece) for piece in medium.pieces(features)])
@@ -48,7 +48,7 @@ def test_silence_and_tones_too(given_pipe, reference):
 def test_logits_of_prompt_in_chunks_of_a_tree_and_below_a_kept_path(given_pipe, reference, frames):
     sounds = [noise(number, seed) for seed, number in enumerate(frames)]
     inputs = inputs_of(given_pipe, prompt_of(len(sounds)), sounds)
-    with given_pipe.engines() as (engine, _):
+    with given_pipe.models.engines() as (engine, _):
         check_forest(engine, inputs, lambda path: reference.logits(path, sounds))
 
 
@@ -68,7 +68,7 @@ def check_searches(pipe, reference, frames, seeds, searches=SEARCHES):
         wanted = {beams: reference.searched(inputs, sounds, beams, 14) for beams in (1, 4)}
         for beams, options in searches:
             of_beams = {"num_beams": beams, "num_return_sequences": beams} if beams > 1 else {}
-            (result,) = pipe._decoded([request_of(pipe, inputs, **of_beams, **options)])
+            (result,) = pipe.models.decoded([request_of(pipe, inputs, **of_beams, **options)])
             ids, scores = wanted[beams]
             assert [sequence.token_ids for sequence in result.sequences] == ids, (number, options)
             for sequence, score in zip(result.sequences, scores, strict=False):

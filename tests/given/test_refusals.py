@@ -162,7 +162,7 @@ def test_a_source_of_another_kind_is_refused(given_pipe):
 
     request = given_pipe.request_of(RequestInputs([1, 2, 3], (1, 2)), {"max_new_tokens": 2})
     with pytest.raises(InputError, match="expected a GivenPrompt"):
-        given_pipe._decoded([request])
+        given_pipe.models.decoded([request])
 
 
 def test_providers_with_a_device_refuse_the_bundle(given_pair):

@@ -62,9 +62,9 @@ def check_together(pipe, options):
     """Compare eight requests together, and preempted, with each alone; return the latter."""
     alone = []
     for request in requests_of(pipe, options):
-        with pipe.engines() as models:
+        with pipe.models.engines() as models:
             alone += decoded_together(BatchedDecoder(*models), [request], 1)
-    with pipe.engines() as models:
+    with pipe.models.engines() as models:
         together = decoded_together(BatchedDecoder(*models), requests_of(pipe, options), 8)
     check_equal(together, alone)
     before = TALLY.num_preempted
@@ -72,7 +72,7 @@ def check_together(pipe, options):
         replace(request, preempts=ForcedPreemptions(seed))
         for seed, request in enumerate(requests_of(pipe, options))
     ]
-    with pipe.engines() as models:
+    with pipe.models.engines() as models:
         check_equal(decoded_together(BatchedDecoder(*models), preempted, 8), alone)
     assert TALLY.num_preempted > before
     return alone
@@ -81,7 +81,7 @@ def check_together(pipe, options):
 def one_by_one(pipe, prompts):
     """Return what each request computed: rows of the target, and runs of its encoder."""
     counts = []
-    with pipe.engines() as (target, _):
+    with pipe.models.engines() as (target, _):
         counted, encoder = Counted(target), target.part(GivenRows).encoder
         decoder = BatchedDecoder(counted, None)
         for prompt, sounds in prompts:
@@ -124,10 +124,11 @@ def check_in_turn(pipe, options):
     text = inputs_of(pipe, SYSTEM, [])
     options = {"num_beams": 3, "num_return_sequences": 3, **options}
     in_turn = [
-        pipe._decoded([request_of(pipe, each, **options)])[0] for each in (*inputs, text, inputs[0])
+        pipe.models.decoded([request_of(pipe, each, **options)])[0]
+        for each in (*inputs, text, inputs[0])
     ]
     for each, found in zip((*inputs, text, inputs[0]), in_turn, strict=True):
-        with pipe.engines() as models:
+        with pipe.models.engines() as models:
             request = request_of(pipe, each, **options)
             check_equal([found], decoded_together(BatchedDecoder(*models), [request], 1))
     assert in_turn[0].sequences[0].token_ids != in_turn[1].sequences[0].token_ids
@@ -135,7 +136,7 @@ def check_in_turn(pipe, options):
 
 def test_given_rows_count_as_memory_until_all_rows_go(given_pipe):
     inputs = inputs_of(given_pipe, prompt_of(1), [noise(237)])
-    with given_pipe.engines() as (target, _):
+    with given_pipe.models.engines() as (target, _):
         assert target.part(GivenRows).num_bytes == 0
         before = target.kv_bytes
         decoder = BatchedDecoder(target, None)

@@ -50,7 +50,7 @@ def kind(request, speech_model):
 
 def test_encoders_give_transformers_rows(kind):
     name, pipe, reference = kind
-    with pipe.engines() as (engine, _):
+    with pipe.models.engines() as (engine, _):
         encoder = engine.part(GivenRows).encoder
         for seconds in SECONDS:
             samples = noise(seconds, round(seconds * 100))
@@ -96,7 +96,7 @@ def test_logits_of_prompt_in_chunks_of_a_tree_and_below_a_kept_path(kind):
     for seconds in (0.3, longest(name) - 0.05):
         samples = speech_like(seconds)
         theirs = reference.inputs(samples, "the fox")
-        with pipe.engines() as (engine, _):
+        with pipe.models.engines() as (engine, _):
             inputs = inputs_of(pipe, samples)
             check_forest(engine, inputs, lambda path, more=theirs: reference.logits(path, more))
 
@@ -123,7 +123,7 @@ def check_searches(kind, seconds, seeds):
         for beams, options in SEARCHES:
             of_beams = {"num_beams": beams, "num_return_sequences": beams} if beams > 1 else {}
             request = pipe.request_of(inputs, options_of(name, **of_beams, **options))
-            (result,) = pipe._decoded([request])
+            (result,) = pipe.models.decoded([request])
             tokens, scores = wanted[beams]
             assert [each.token_ids for each in result.sequences] == tokens, (number, options)
             for sequence, score in zip(result.sequences, scores, strict=False):
@@ -150,7 +150,7 @@ def test_beams_over_several_windows_have_the_scores_of_transformers_forward(kind
     samples = noise(5.1)
     inputs, theirs = inputs_of(pipe, samples), reference.inputs(samples, "the fox")
     options = {"strategy": "beam-search", "num_beams": 4, "num_return_sequences": 4}
-    (result,) = pipe._decoded([pipe.request_of(inputs, options_of(name, **options))])
+    (result,) = pipe.models.decoded([pipe.request_of(inputs, options_of(name, **options))])
     for sequence in result.sequences:
         tokens, size = list(sequence.token_ids), len(inputs.prompt_ids)
         if MODELS[name].placeholder in tokens:
@@ -165,7 +165,7 @@ def test_a_generated_placeholder_of_granite_is_read_as_the_first_token(kind):
     name, pipe, _ = kind
     inputs, found = inputs_of(pipe, noise(0.3)), []
     for token in (MODELS[name].placeholder, 0):
-        with pipe.engines() as (engine, _):
+        with pipe.models.engines() as (engine, _):
             size = len(inputs.prompt_ids)
             ids, mask = [*inputs.prompt_ids, token], np.tri(size + 1, dtype=np.bool_)
             found.append(forwarded(engine, ids, range(size + 1), mask, inputs.source)[-1])
@@ -188,9 +188,9 @@ def test_eight_together_and_preempted_are_as_alone(kind, options):
     options = {**options, "drafter": "ngram"} if "draft_length" in options else options
     alone = []
     for request in requests_of(name, pipe, options):
-        with pipe.engines() as models:
+        with pipe.models.engines() as models:
             alone += decoded_together(BatchedDecoder(*models), [request], 1)
-    with pipe.engines() as models:
+    with pipe.models.engines() as models:
         together = requests_of(name, pipe, options)
         check_equal(decoded_together(BatchedDecoder(*models), together, 8), alone)
     before = TALLY.num_preempted
@@ -198,7 +198,7 @@ def test_eight_together_and_preempted_are_as_alone(kind, options):
         replace(request, preempts=ForcedPreemptions(seed))
         for seed, request in enumerate(requests_of(name, pipe, options))
     ]
-    with pipe.engines() as models:
+    with pipe.models.engines() as models:
         check_equal(decoded_together(BatchedDecoder(*models), preempted, 8), alone)
     assert TALLY.num_preempted > before
 
@@ -206,7 +206,7 @@ def test_eight_together_and_preempted_are_as_alone(kind, options):
 def test_typed_placeholders_stay_text(kind):
     name, pipe, _ = kind
     spelled = MODELS[name].special_tokens[0]
-    media, samples = pipe.requests.media, noise(0.3)
+    media, samples = pipe.media, noise(0.3)
     typed = media.read(asked(samples, f"the {spelled} fox"))
     plain = media.read(asked(samples, "the fox"))
     placeholder = MODELS[name].placeholder

@@ -175,7 +175,7 @@ def test_parts_of_any_length_join(most: int) -> None:
 def test_hot_words_and_text_are_the_systems_turn(given_pipe: Pipeline) -> None:
     sound = {"role": "user", "content": [{"type": "audio", "audio": speech_like(1.0)}]}
     system = {"role": "system", "content": "Names:\nfox, Haus"}
-    media = given_pipe.requests.media
+    media = given_pipe.media
     assert media is not None
     prompt = media.read([system, sound], answer="language English<asr_text>")
     wanted = given_pipe.generate(prompt, num_beams=3, temperature=0.0, **FEW)

@@ -164,7 +164,7 @@ def test_a_bundle_that_reads_sound_is_decoded_in_numpy_so_that_its_requests_shar
     kinds = []
     for bundle in (whisper / "english-bundle", demo_bundle):
         with Pipeline.from_bundle(bundle, num_threads=1) as pipeline:
-            kinds.append(type(pipeline.new_decoder()))
+            kinds.append(type(pipeline.models.new_decoder()))
     assert kinds == [BatchedDecoder, EitherDecoder]
 
 

@@ -170,7 +170,7 @@ def test_engines_have_the_bits_of_pythons(native_build, bundle):
 def of_python(pipe, requests):
     """Decode requests together as requests_test does; errors as texts."""
     found = [None] * len(requests)
-    with pipe.engines() as models:
+    with pipe.models.engines() as models:
         for model in models:
             model.keep(np.arange(0))
         decoder, live, prepared = BatchedDecoder(*models), {}, {}
@@ -190,7 +190,7 @@ def of_python(pipe, requests):
                     decoder.resume(progress.member)
                 elif isinstance(progress.event, DecodeResult):
                     number = live.pop(progress.member)
-                    found[number] = pipe.requests.with_text(progress.event, prepared[number])
+                    found[number] = pipe.with_text(progress.event, prepared[number])
                 elif isinstance(progress.event, BaseException):
                     found[live.pop(progress.member)] = str(progress.event)
     return found

@@ -76,7 +76,9 @@ def test_health_and_ready_fail_once_the_engine_has_ended(serve):
     with serve() as server, httpx2.Client(base_url=server.url) as http:
         assert http.get("/ready").json() == {"status": "ready"}
         assert http.get("/health").json() == {"status": "alive"}
-        server.service.pipeline._target._session.run = ending  # the only way to a thread that ends
+        server.service.pipeline.models.target._session.run = (
+            ending  # the only way to a thread that ends
+        )
         assert http.post("/v1/completions", json=BODY).status_code == 500
         for path in ("/ready", "/health"):
             answer = http.get(path)

@@ -29,7 +29,7 @@ def check_logits(pipe, reference, picture):
     """The encoder's hidden states, and logits of a prompt in chunks, a tree, and a kept path."""
     source = pipe.bundle.manifest.target.encoder.picture.source(read_picture(picture), resized)
     prompt = [BEGIN, *np.random.default_rng(3).integers(3, 280, 16).tolist()]
-    with pipe.engines() as (engine, _):
+    with pipe.models.engines() as (engine, _):
         encoder = engine.part(Sources).encoder
         encoder.keep_hidden()
         hidden, own = encoder.hidden_states(source).numpy(), reference.hidden(picture)
@@ -169,7 +169,7 @@ def test_a_picture_may_be_turned_first(donut, donut_folder):
 
 
 def test_one_picture_is_one_source(trocr):
-    read = [trocr.requests.chat_prompt(message(page(seed))).inputs.source for seed in (0, 0, 1)]
+    read = [trocr.chat_prompt(message(page(seed))).inputs.source for seed in (0, 0, 1)]
     assert read[0] == read[1] != read[2]
     assert trocr.bundle.entry("draft").encoder.is_shared  # as the draft's encoder is the target's
     assert repr(read[0]) == "PicturePixels(3 channels, 32 height, 32 width)"

@@ -173,7 +173,7 @@ def check_demo_request(pipes: Pipes, request: DemoRequest) -> bool:
     config = prepared.config
     check_sequences(result, config)
     if config.stop_strings and not config.min_new_tokens:
-        start = pipes.calm.requests.text_start(prepared.prompt_ids, config)
+        start = pipes.calm.text_start(prepared.prompt_ids, config)
         check_stopped_texts(result, config, start)
     stream = WithResult(pipes.forced.stream(request.prompt, **request.options))
     pieces = [piece.text for piece in stream]

@@ -55,12 +55,6 @@ class PreemptedPipeline(Pipeline):
 
     _seeds = itertools.count()
 
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        plain = self.requests.request_of
-
-        def preempted(*args: Any, **options: Any) -> DecodingRequest:
-            preempts = ForcedPreemptions(next(self._seeds))
-            return dataclasses.replace(plain(*args, **options), preempts=preempts)
-
-        self.requests.request_of = self.request_of = preempted  # both are called
+    def request_of(self, *args: Any, **options: Any) -> DecodingRequest:
+        preempts = ForcedPreemptions(next(self._seeds))
+        return dataclasses.replace(super().request_of(*args, **options), preempts=preempts)

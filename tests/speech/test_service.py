@@ -87,7 +87,7 @@ def test_a_window_is_read_once_whatever_else_runs(
 
     The requests of all audios may end in one iteration, after which no row depends on a window.
     """
-    encoder: Any = service.pipeline._target.part(Sources).encoder
+    encoder: Any = service.pipeline.models.target.part(Sources).encoder
     own, sources = encoder._read, list[Any]()
 
     def counted(source: Any) -> Any:

@@ -23,6 +23,7 @@ from dsbd_ort import Pipeline
 from dsbd_ort.decoding import DecodeResult, DecodingRequest, result_of
 from dsbd_ort.speech.languages import LANGUAGE_NAMES, OTHER_NAMES, code_of
 from dsbd_ort.speech.speech_request import read_language, read_samples
+from dsbd_ort.speech.transcribing import align_of, transcription
 from dsbd_ort.speech.transcript import Segment, Transcript
 from dsbd_ort.speech.transcription import answered
 from dsbd_runtime.errors import InputError
@@ -329,7 +330,7 @@ class CountedEngine:
 
 def test_the_encoder_runs_once_a_window(whisper):
     with Pipeline.from_bundle(whisper / "english-bundle", num_threads=1) as pipe:
-        encoder = pipe._target.part(Sources).encoder
+        encoder = pipe.models.target.part(Sources).encoder
         encoder._engine = counted = CountedEngine(encoder._engine)
         options: dict[str, Any] = {**NO_FALLBACK, **FEW, "logprob_threshold": 0.0}
         options["temperature"] = (0.0, 0.1, 0.2)
@@ -342,20 +343,22 @@ def test_the_encoder_runs_once_a_window(whisper):
 def test_a_window_is_held_between_its_requests(whisper):
     """Also until the times of its words are known, if caches are emptied; not after its end."""
     with Pipeline.from_bundle(whisper / "english-bundle", num_threads=1) as pipe:
-        encoder = pipe._target.part(Sources).encoder
+        encoder = pipe.models.target.part(Sources).encoder
         encoder._engine = counted = CountedEngine(encoder._engine)
 
         def empty_caches() -> None:  # as where the requests of all audios end together
-            with pipe.engines():
+            with pipe.models.engines():
                 pass
 
         def decoded(requests: Sequence[DecodingRequest]) -> list[DecodeResult]:
-            results = [result_of(pipe._iterations(request)) for request in requests]
+            results = [result_of(pipe.models.iterations(request)) for request in requests]
             empty_caches()
             return results
 
         options = {**NO_FALLBACK, **FEW, "num_beams": 2, "return_timestamps": "word"}
-        found = answered(pipe.transcription(sound(1.9), options).steps(None, pipe._align), decoded)
+        found = answered(
+            transcription(pipe, sound(1.9), options).steps(None, align_of(pipe)), decoded
+        )
         assert counted.calls == len({segment.seek for segment in found.segments}) > 1
         empty_caches()
         assert encoder.num_bytes == 0
@@ -364,7 +367,7 @@ def test_a_window_is_held_between_its_requests(whisper):
             decoded(requests)
             raise RuntimeError("enough")
 
-        steps = pipe.transcription(sound(1.0), options).steps(None, pipe._align)
+        steps = transcription(pipe, sound(1.0), options).steps(None, align_of(pipe))
         with pytest.raises(RuntimeError, match="enough"):
             answered(steps, failing)
         empty_caches()

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from dsbd_ort.speech.spoken_parts import SpeechTimes, speech_transcription
+from dsbd_ort.speech.transcribing import align_of, transcription
 from dsbd_ort.speech.transcription import answered
 from dsbd_ort.speech.voice_activity import FRAME, VadOptions, read_vad, silero, speech_parts
 from dsbd_runtime.errors import InputError
@@ -74,11 +75,11 @@ def test_a_transcript_has_the_times_of_the_audio(speech_pipe, words):
     heard = [0.9] * 30 + [0.0] * 32 + [0.9] * (-(-len(audio) // FRAME) - 62)
     vad = VadOptions(speech_pad_ms=0, min_silence_duration_ms=500)
     segments = []
-    transcription = speech_transcription(
-        audio, vad, lambda part: speech_pipe.transcription(part, options), lambda _: heard
+    made = speech_transcription(
+        audio, vad, lambda part: transcription(speech_pipe, part, options), lambda _: heard
     )
-    steps = transcription.steps(segments.append, speech_pipe._align)
-    found = answered(steps, speech_pipe._decoded)
+    steps = made.steps(segments.append, align_of(speech_pipe))
+    found = answered(steps, speech_pipe.models.decoded)
     times = SpeechTimes([(0, 30 * FRAME), (62 * FRAME, len(audio))])
     alone = speech_pipe.transcribe(times.speech(audio), **options)
     assert found.segments == tuple(segments) != ()
@@ -92,13 +93,13 @@ def test_a_transcript_has_the_times_of_the_audio(speech_pipe, words):
 
 
 def test_nobody_speaks(speech_pipe):
-    transcription = speech_transcription(
+    made = speech_transcription(
         noise(1.0),
         VadOptions(),
-        lambda part: speech_pipe.transcription(part, {}),
+        lambda part: transcription(speech_pipe, part, {}),
         lambda _: [0] * 32,
     )
-    found = answered(transcription.steps(None, speech_pipe._align), speech_pipe._decoded)
+    found = answered(made.steps(None, align_of(speech_pipe)), speech_pipe.models.decoded)
     assert (found.text, found.segments, found.duration, found.language) == ("", (), 1.0, None)
     assert found.stats.target_calls == 0
 

@@ -214,8 +214,8 @@ def test_given_up_requests_return_what_they_have(speech_pipe):
             return asked[-1] >= 32
 
         request = _request(speech_pipe, options)
-        (whole,) = speech_pipe._decoded([request(None)])
-        (cut,) = speech_pipe._decoded([request(gives_up)])
+        (whole,) = speech_pipe.models.decoded([request(None)])
+        (cut,) = speech_pipe.models.decoded([request(gives_up)])
         assert asked == [16, 32]
         [tokens] = [each.token_ids for each in cut.sequences]
         assert len(tokens) == 32

@@ -190,7 +190,7 @@ def _fail(_: Any) -> int:
 
 def test_the_graph_is_opened_when_it_is_needed(speech_bundle):
     with Pipeline.from_bundle(speech_bundle, num_threads=1) as pipe:
-        aligner = pipe._target.part(Alignment)
+        aligner = pipe.models.target.part(Alignment)
         pipe.transcribe(sound(1.0), **FEW, **{**WORDS, "return_timestamps": True})
         assert aligner._engine is None
         pipe.transcribe(sound(1.0), **FEW, **WORDS)
@@ -223,7 +223,7 @@ def test_a_bundle_without_the_graph(edit, words, speech_bundle, tmp_path):
             pipe.transcribe(sound(1.0), **WORDS)
         assert pipe.transcribe(sound(0.5), **FEW, **{**WORDS, "return_timestamps": True}).text
         with pytest.raises(InputError, match="the engine has no alignment graph"):
-            pipe._target.part(Alignment).align((1,), [1], [2])
+            pipe.models.target.part(Alignment).align((1,), [1], [2])
 
 
 def test_a_graph_of_other_heads_is_refused(speech_bundle, tmp_path):

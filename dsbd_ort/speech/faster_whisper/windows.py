@@ -25,6 +25,7 @@ from dsbd_ort.prompts import RequestInputs
 from dsbd_ort.speech.faster_whisper.records import TranscriptionOptions
 from dsbd_ort.speech.log_mel import FeatureWindows, LogMel, MelForm, Samples
 from dsbd_ort.speech.speech_request import SpeechRequest
+from dsbd_ort.speech.transcribing import align_of
 from dsbd_ort.speech.transcript import Segment
 from dsbd_ort.speech.transcription import (
     OnSegment,
@@ -225,7 +226,7 @@ class OpenedPipeline(Pipeline):
         with contextlib.ExitStack() as stack:
             sent: dict[Steps, Any] = {}  # the results that each is sent, None first
             for transcription, segments in zip(transcriptions, found, strict=True):
-                steps = transcription.steps(segments.append, self._align)
+                steps = transcription.steps(segments.append, align_of(self))
                 sent[stack.enter_context(contextlib.closing(steps))] = None
             while sent:
                 requests: dict[Steps, Requests] = {}
@@ -236,12 +237,12 @@ class OpenedPipeline(Pipeline):
                 for segments in found:
                     segments.clear()
                 together = [*chain.from_iterable(requests.values())]
-                decoded = iter(self._decoded(together) if together else ())
+                decoded = iter(self.models.decoded(together) if together else ())
                 sent = {steps: [*islice(decoded, len(each))] for steps, each in requests.items()}
 
     def result(self, steps: Generator[Requests, list[DecodeResult], T]) -> T:
         """Return the result of steps."""
-        return answered(steps, self._decoded)
+        return answered(steps, self.models.decoded)
 
 
 def _begin(

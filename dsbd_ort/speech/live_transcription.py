@@ -46,19 +46,19 @@ class LiveTranscription:
         submit: Submit,
         align: Align,
         on_event: Callable[[SpeechEvent], None],
-        on_end: Callable[[LiveTranscription], None],
     ) -> None:
-        """``on_event`` is called in the thread, ``on_end`` after the last event."""
+        """``on_event`` is called in the thread."""
         self._transcription = transcription
         self._submit = submit
         self._align = align
         self._on_event = on_event
-        self._on_end = on_end
         self._is_cancelled = False
         self._live: list[LiveRequest] = []
         self._thread = threading.Thread(target=self._run, name="dsbd-transcription", daemon=True)
 
-    def start(self) -> None:
+    def start(self, on_end: Callable[[LiveTranscription], None]) -> None:
+        """Start the thread; ``on_end`` is called in it after the last event."""
+        self._on_end = on_end
         self._thread.start()
 
     def cancel(self) -> None:

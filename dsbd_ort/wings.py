@@ -1,0 +1,17 @@
+"""The table of wings: packages that import the core, which imports them when they are first used.
+
+A wing registers here, and nowhere else in the core.
+"""
+
+import importlib
+from types import ModuleType
+
+_WINGS = {
+    "media": "dsbd_ort.media_prompts",  # messages with sounds or pictures
+    "speech": "dsbd_ort.speech.transcribing",  # transcripts of sounds
+}
+
+
+def wing(name: str) -> ModuleType:
+    """Return the module of a wing."""
+    return importlib.import_module(_WINGS[name])
