@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from dsbd_runtime.errors import InputError
-from dsbd_runtime.parts.given_prompt import GivenPiece
+from dsbd_runtime.parts.given.given_prompt import GivenPiece
 from dsbd_runtime.text.chat_messages import Message
 from dsbd_runtime.typed_json import in_short
 

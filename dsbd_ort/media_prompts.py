@@ -23,14 +23,14 @@ from dsbd_ort.speech.sound_front_end import (
 )
 from dsbd_runtime.bundle_files.bundle import Bundle
 from dsbd_runtime.errors import CapacityError, InputError
-from dsbd_runtime.parts.encoder_entry import EncoderEntry
-from dsbd_runtime.parts.given_grid import GridPicture, mrope_positions
-from dsbd_runtime.parts.given_medium import MediumEntry
-from dsbd_runtime.parts.given_picture import CanvasPicture, TiledPicture
-from dsbd_runtime.parts.given_prompt import GivenPrompt
-from dsbd_runtime.parts.given_rows import GivenEntry
-from dsbd_runtime.parts.given_sound import ChunkedSound, StackedSound, WindowedSound
-from dsbd_runtime.parts.picture_entry import PictureEntry
+from dsbd_runtime.media.given_grid import GridPicture, mrope_positions
+from dsbd_runtime.media.given_picture import CanvasPicture, TiledPicture
+from dsbd_runtime.media.given_sound import ChunkedSound, StackedSound, WindowedSound
+from dsbd_runtime.parts.given.given_medium import MediumEntry
+from dsbd_runtime.parts.given.given_prompt import GivenPrompt
+from dsbd_runtime.parts.given.given_rows import GivenEntry
+from dsbd_runtime.parts.source.encoder_entry import EncoderEntry
+from dsbd_runtime.parts.source.picture_entry import PictureEntry
 from dsbd_runtime.text.chat_messages import (
     MediaPart,
     Message,

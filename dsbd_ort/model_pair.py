@@ -28,7 +28,7 @@ from dsbd_runtime.bundle_files.bundle import Bundle, ModelEntry
 from dsbd_runtime.engine.causal_lm import CausalLM
 from dsbd_runtime.errors import CapacityError, InputError
 from dsbd_runtime.loading import load_causal_lm, load_pair
-from dsbd_runtime.parts.sources import Sources
+from dsbd_runtime.parts.source.sources import Sources
 
 T = TypeVar("T")
 

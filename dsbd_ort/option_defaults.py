@@ -25,7 +25,7 @@ from dsbd_ort.decoding.request import check_token_ids
 from dsbd_ort.decoding.strategies import Strategy, named_strategy
 from dsbd_runtime.bundle_files.bundle import GENERATION_CONFIG_FILE, Bundle
 from dsbd_runtime.errors import BundleError
-from dsbd_runtime.parts.head import parse_num_top_logits
+from dsbd_runtime.parts.head.head import parse_num_top_logits
 from dsbd_runtime.typed_json import in_short, json_from_file
 
 _log = logging.getLogger(__name__)

@@ -18,7 +18,7 @@ from dsbd_ort.decoding.option_values import shown
 from dsbd_ort.decoding.request import CopiedIds, check_prompt
 from dsbd_runtime.bundle_files.bundle import Bundle
 from dsbd_runtime.errors import CapacityError, InputError
-from dsbd_runtime.parts.encoder_entry import EncoderEntry, check_length
+from dsbd_runtime.parts.source.encoder_entry import EncoderEntry, check_length
 from dsbd_runtime.text.chat_messages import Message
 from dsbd_runtime.text.tokenizer import Tokenizer
 

@@ -19,8 +19,8 @@ from dsbd_forward.forward import Forward
 from dsbd_runtime.bundle_files.bundle import Bundle, open_bundle
 from dsbd_runtime.engine.settings import EngineSettings
 from dsbd_runtime.loading import load_causal_lm
-from dsbd_runtime.parts.attention_rows import MAX_FORWARD_ROWS
-from dsbd_runtime.parts.cache_entries import most_new_rows
+from dsbd_runtime.parts.attention.attention_rows import MAX_FORWARD_ROWS
+from dsbd_runtime.parts.attention.cache_entries import most_new_rows
 from scripts.document_sections import table
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -36,7 +36,7 @@ from dsbd_ort.decoding import DecodingStats
 from dsbd_runtime.bundle_files.bundle import Bundle, open_bundle
 from dsbd_runtime.engine.settings import EngineSettings
 from dsbd_runtime.ort.ort_session import OrtSession
-from dsbd_runtime.parts.kv_cache import bucket_capacity
+from dsbd_runtime.parts.attention.kv_cache import bucket_capacity
 from lab.frame.page import BUNDLES, RESULTS, Page, spread_cell, writes
 from lab.frame.rounds import turn
 from scripts.document_sections import table

@@ -17,14 +17,14 @@ from dsbd_forward.forward import Forward
 from dsbd_runtime.bundle_files.manifest import ModelEntry
 from dsbd_runtime.engine.settings import EngineSettings
 from dsbd_runtime.ort.ort_module import import_ort, session_options
-from dsbd_runtime.parts.attention_rows import (
+from dsbd_runtime.parts.attention.attention_rows import (
     ATTENTION_MASK,
     ATTENTION_MASK_SLIDING,
     INPUT_IDS,
     POSITION_IDS,
     WRITE_INDICES,
 )
-from dsbd_runtime.parts.cache_entries import (
+from dsbd_runtime.parts.attention.cache_entries import (
     num_ancestors,
     parts_of,
     past_name,
@@ -32,8 +32,8 @@ from dsbd_runtime.parts.cache_entries import (
     recent,
     recurrent,
 )
-from dsbd_runtime.parts.head import LOGIT_ROWS, LOGITS
-from dsbd_runtime.parts.recent_rows import (
+from dsbd_runtime.parts.head.head import LOGIT_ROWS, LOGITS
+from dsbd_runtime.parts.recent.recent_rows import (
     ANCESTORS,
     CHECKPOINT_ROWS,
     RECENT_MASK,

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from dsbd_ort.decoding import TableModel
 from dsbd_runtime.bundle_files.manifest import ModelEntry
 from dsbd_runtime.engine.causal_lm import CausalLM
-from dsbd_runtime.parts.cache_entries import ConvolutionRows, RecurrentRows
+from dsbd_runtime.parts.attention.cache_entries import ConvolutionRows, RecurrentRows
 from dsbd_runtime.parts.part import Call
-from dsbd_runtime.parts.recent_paths import NewRows
-from dsbd_runtime.parts.recent_rows import RecentEntry, RecentRows
+from dsbd_runtime.parts.recent.recent_paths import NewRows
+from dsbd_runtime.parts.recent.recent_rows import RecentEntry, RecentRows
 from tests.runtime.fakes import FakeSession
 from tests.runtime.tiny_graph import TinyModel
 

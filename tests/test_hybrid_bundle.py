@@ -23,9 +23,9 @@ from dsbd_runtime.bundle_files.bundle import FOLD_FILE, open_bundle
 from dsbd_runtime.engine.settings import EngineSettings
 from dsbd_runtime.errors import BundleError, InputError
 from dsbd_runtime.loading import load_causal_lm
-from dsbd_runtime.parts.cache_entries import attending, recurrent
-from dsbd_runtime.parts.kv_cache import bucket_capacity, row_bytes
-from dsbd_runtime.parts.recent_rows import path_bytes
+from dsbd_runtime.parts.attention.cache_entries import attending, recurrent
+from dsbd_runtime.parts.attention.kv_cache import bucket_capacity, row_bytes
+from dsbd_runtime.parts.recent.recent_rows import path_bytes
 from tests.exports import family_pair
 from tests.made_once import made_once
 

@@ -12,7 +12,7 @@ from dsbd_runtime.bundle_files.bundle import open_bundle
 from dsbd_runtime.engine.settings import EngineSettings
 from dsbd_runtime.errors import BundleError
 from dsbd_runtime.loading import load_causal_lm, load_pair
-from dsbd_runtime.parts.sources import Sources
+from dsbd_runtime.parts.source.sources import Sources
 from scripts.family_checkpoints import write_family_checkpoint
 from tests.encoder_decoder_pair import some_sources, with_defaults
 from tests.export.cut_decoders import cut_decoder

@@ -15,7 +15,7 @@ from dsbd_ort.decoding.batched_decoder import BatchedDecoder
 from dsbd_ort.decoding.whole_requests import decoded_together
 from dsbd_ort.engine import Service
 from dsbd_runtime.errors import InputError
-from dsbd_runtime.parts.sources import Sources
+from dsbd_runtime.parts.source.sources import Sources
 from tests.encoder_decoder_pair import some_sources
 from tests.robustness.preempting import ForcedPreemptions
 

@@ -18,9 +18,9 @@ from dsbd_runtime.device.cuda_device import gpu_compute_capability, import_cuda_
 from dsbd_runtime.engine.providers import PROVIDERS, Placement, Provider, check_runnable
 from dsbd_runtime.errors import BundleError, ProviderError
 from dsbd_runtime.loading import check_available
-from dsbd_runtime.parts.cache_entries import every_row
-from dsbd_runtime.parts.kv_cache import row_bytes
-from dsbd_runtime.parts.recent_rows import path_bytes
+from dsbd_runtime.parts.attention.cache_entries import every_row
+from dsbd_runtime.parts.attention.kv_cache import row_bytes
+from dsbd_runtime.parts.recent.recent_rows import path_bytes
 from dsbd_runtime.tensorrt.trt_module import FLAVOURS, Flavour, import_trt
 from dsbd_runtime.tensorrt.trt_record import (
     EngineRecord,

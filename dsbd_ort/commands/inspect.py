@@ -22,9 +22,9 @@ from dsbd_ort.results import json_text
 from dsbd_runtime.bundle_files.bundle import CacheEntry, open_bundle
 from dsbd_runtime.bundle_files.draft_record import DraftAgreement, DraftRecord
 from dsbd_runtime.engine.providers import find_provider
-from dsbd_runtime.parts.cache_entries import AttentionRows, ConvolutionRows, RecurrentRows
-from dsbd_runtime.parts.features import FeatureEntry
-from dsbd_runtime.parts.head import FULL
+from dsbd_runtime.parts.attention.cache_entries import AttentionRows, ConvolutionRows, RecurrentRows
+from dsbd_runtime.parts.feature.features import FeatureEntry
+from dsbd_runtime.parts.head.head import FULL
 
 JSON_FIELDS = """\b
 The object that --json prints has these fields:

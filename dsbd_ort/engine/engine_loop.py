@@ -22,7 +22,7 @@ from dsbd_ort.model_pair import capacity_error
 from dsbd_ort.pipeline import Pipeline
 from dsbd_ort.results import GenerationResult, StreamPiece
 from dsbd_runtime.engine.causal_lm import CausalLM
-from dsbd_runtime.parts.sources import Sources
+from dsbd_runtime.parts.source.sources import Sources
 
 _log = logging.getLogger(__name__)
 _LONGEST_SLEEP_S = 5.0  # between two checks whether the service was abandoned

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from dsbd_runtime.bundle_files.bundle import Bundle
 from dsbd_runtime.errors import InputError
-from dsbd_runtime.parts.cache_entries import every_row
-from dsbd_runtime.parts.kv_cache import bucket_capacity, row_bytes
-from dsbd_runtime.parts.recent_rows import path_bytes
+from dsbd_runtime.parts.attention.cache_entries import every_row
+from dsbd_runtime.parts.attention.kv_cache import bucket_capacity, row_bytes
+from dsbd_runtime.parts.recent.recent_rows import path_bytes
 from dsbd_runtime.typed_json import in_short
 
 MOST = 2**31 - 1  # upper bound of counts

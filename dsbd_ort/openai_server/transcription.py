@@ -35,7 +35,7 @@ from dsbd_ort.speech.live_transcription import LiveTranscription, SpeechEvent
 from dsbd_ort.speech.speech_request import WORD_TIMES, check_word_times
 from dsbd_ort.speech.transcript import Segment, Transcript
 from dsbd_runtime.errors import InputError
-from dsbd_runtime.parts.speech_entry import SpeechEntry
+from dsbd_runtime.parts.source.speech_entry import SpeechEntry
 
 _OF_HTTP = {
     *("file", "model", "prompt", "response_format", "temperature", "timestamp_granularities"),

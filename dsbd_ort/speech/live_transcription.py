@@ -15,8 +15,8 @@ from dsbd_ort.results import GenerationResult, StreamPiece
 from dsbd_ort.speech.transcript import Segment, Transcript
 from dsbd_ort.speech.transcription import Transcription, answered
 from dsbd_ort.speech.words import Align
-from dsbd_runtime.parts.alignment import AlignedTokens
-from dsbd_runtime.parts.speech_entry import SoundFeatures
+from dsbd_runtime.parts.source.alignment import AlignedTokens
+from dsbd_runtime.parts.source.speech_entry import SoundFeatures
 
 _log = logging.getLogger(__name__)
 

@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsbd_runtime.errors import InputError
-from dsbd_runtime.parts.given_sound import GivenSound
-from dsbd_runtime.parts.speech_entry import SpeechEntry
+from dsbd_runtime.media.given_sound import GivenSound
+from dsbd_runtime.parts.source.speech_entry import SpeechEntry
 
 Samples = NDArray[np.float32]
 Floats = NDArray[np.float64]

@@ -24,7 +24,7 @@ from dsbd_ort.speech.transcription import Steps, Transcription
 from dsbd_ort.speech.window_texts import SpeechPipeline
 from dsbd_ort.speech.words import Align
 from dsbd_runtime.errors import InputError
-from dsbd_runtime.parts.given_rows import GivenEntry
+from dsbd_runtime.parts.given.given_rows import GivenEntry
 from dsbd_runtime.text.chat_template import ChatTemplate
 from dsbd_runtime.text.tokenizer import Tokenizer
 

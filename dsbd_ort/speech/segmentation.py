@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dsbd_runtime.parts.speech_entry import FRAMES_A_POSITION, SpeechEntry
+from dsbd_runtime.parts.source.speech_entry import FRAMES_A_POSITION, SpeechEntry
 
 _AT_THE_SEAM = 16  # bytes
 

@@ -10,8 +10,8 @@ from dsbd_ort.media_parts import MediaLimits, ReadMedium
 from dsbd_ort.speech.log_mel import LogMel, MelForm, Samples
 from dsbd_ort.speech.speech_request import Audio, read_samples
 from dsbd_runtime.errors import InputError
-from dsbd_runtime.parts.given_prompt import GivenPiece
-from dsbd_runtime.parts.given_sound import ChunkedSound, StackedSound, WindowedSound
+from dsbd_runtime.media.given_sound import ChunkedSound, StackedSound, WindowedSound
+from dsbd_runtime.parts.given.given_prompt import GivenPiece
 
 
 class SoundFrontEnd:

@@ -21,7 +21,7 @@ from dsbd_ort.speech.log_mel import LogMel, MelForm
 from dsbd_ort.speech.transcript import TASKS
 from dsbd_ort.speech.voice_activity import VAD, VadOptions
 from dsbd_runtime.errors import InputError
-from dsbd_runtime.parts.speech_entry import SpeechEntry
+from dsbd_runtime.parts.source.speech_entry import SpeechEntry
 from dsbd_runtime.text.tokenizer import Tokenizer
 
 Audio = NDArray[np.floating] | str | os.PathLike[str] | bytes | BinaryIO

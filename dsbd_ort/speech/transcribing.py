@@ -21,7 +21,7 @@ from dsbd_ort.speech.voice_activity import VAD, read_vad
 from dsbd_ort.speech.words import Align
 from dsbd_runtime.engine.causal_lm import CausalLM
 from dsbd_runtime.errors import InputError
-from dsbd_runtime.parts.alignment import AlignedTokens, Alignment
+from dsbd_runtime.parts.source.alignment import AlignedTokens, Alignment
 
 
 def transcription(pipeline: Pipeline, audio: Audio, options: Mapping[str, Any]) -> Transcription:

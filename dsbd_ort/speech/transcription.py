@@ -24,7 +24,7 @@ from dsbd_ort.speech.speech_request import SpeechRequest
 from dsbd_ort.speech.transcript import TASKS, Alternative, Segment, Skipped, SpokenWord, Transcript
 from dsbd_ort.speech.window_texts import Requests, SpeechPipeline, WindowText, WindowTexts
 from dsbd_ort.speech.words import Align, TokenTimes, token_times, words_of_segment
-from dsbd_runtime.parts.speech_entry import SoundFeatures, SpeechEntry
+from dsbd_runtime.parts.source.speech_entry import SoundFeatures, SpeechEntry
 
 _LOW_TEMPERATURE = 0.5  # below it a text is good enough as a prompt of the next window
 

@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsbd_ort.speech.transcript import SpokenWord
-from dsbd_runtime.parts.alignment import AlignedTokens
-from dsbd_runtime.parts.speech_entry import SoundFeatures, SpeechEntry
+from dsbd_runtime.parts.source.alignment import AlignedTokens
+from dsbd_runtime.parts.source.speech_entry import SoundFeatures, SpeechEntry
 from dsbd_runtime.text.tokenizer import Tokenizer
 
 Matrix = NDArray[np.float32]

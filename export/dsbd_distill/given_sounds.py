@@ -29,9 +29,9 @@ from dsbd_export.given_prompt.checkpoint import GivenCheckpoint
 from dsbd_export.given_prompt.encoders import embedded
 from dsbd_export.texts import TextFile, opened_sinks
 from dsbd_forward.forward import Source
-from dsbd_runtime.parts.given_prompt import GivenPiece, GivenPrompt
-from dsbd_runtime.parts.given_rows import GivenEntry
-from dsbd_runtime.parts.given_sound import GivenSound
+from dsbd_runtime.media.given_sound import GivenSound
+from dsbd_runtime.parts.given.given_prompt import GivenPiece, GivenPrompt
+from dsbd_runtime.parts.given.given_rows import GivenEntry
 
 AskedOf = Callable[[Path], Iterator[Any]]
 """Yields the prompts of an audio file: lists of tokens with a ``source``; raises InputError."""

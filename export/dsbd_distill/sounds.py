@@ -29,7 +29,7 @@ from dsbd_export.given_prompt.checkpoint import GivenCheckpoint
 from dsbd_export.texts import TextFile, opened_sinks
 from dsbd_forward.forward import Source
 from dsbd_runtime.bundle_files.durable_files import put_in_place
-from dsbd_runtime.parts.speech_entry import Features, SoundFeatures, SpeechEntry
+from dsbd_runtime.parts.source.speech_entry import Features, SoundFeatures, SpeechEntry
 
 Hear = Callable[[Path, SpeechEntry], Iterator[Features]]
 """Yields the windows of an audio file, (num_mels, num_frames) float32 each; raises InputError."""

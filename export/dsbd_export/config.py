@@ -10,7 +10,7 @@ from dsbd_export.errors import ExportError
 from dsbd_export.tensorrt.tensorrt_options import TensorrtOptions
 from dsbd_runtime.bundle_files.bundle import DTYPES
 from dsbd_runtime.bundle_files.manifest import CUDA, FORMS, INT4_SYMMETRIC, PORTABLE, WEBGPU
-from dsbd_runtime.parts.head import parse_num_top_logits
+from dsbd_runtime.parts.head.head import parse_num_top_logits
 from dsbd_runtime.tensorrt.trt_module import FLAVOURS
 
 OPSET = 24  # of ai.onnx, the version with TensorScatter and Attention

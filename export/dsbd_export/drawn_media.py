@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from dsbd_runtime.parts.pixel_values import NUM_CHANNELS, Pixels
-from dsbd_runtime.parts.speech_entry import Features
+from dsbd_runtime.parts.source.pixel_values import NUM_CHANNELS, Pixels
+from dsbd_runtime.parts.source.speech_entry import Features
 
 
 def drawn_features(num_mels: int, *lengths: int) -> dict[str, Features]:

@@ -42,7 +42,7 @@ from dsbd_runtime.bundle_files.bundle import (
     MODEL_FILE,
     WEIGHTS_FILE,
 )
-from dsbd_runtime.parts.cache_entries import num_ancestors, recurrent
+from dsbd_runtime.parts.attention.cache_entries import num_ancestors, recurrent
 
 
 @dataclass(frozen=True)

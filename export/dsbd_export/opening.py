@@ -55,7 +55,7 @@ from dsbd_export.pair import agreed_draft, agreed_pair
 from dsbd_export.progress import Report
 from dsbd_runtime.bundle_files.bundle import Bundle, ModelEntry
 from dsbd_runtime.bundle_files.manifest import PORTABLE, WEBGPU
-from dsbd_runtime.parts.cache_entries import recent
+from dsbd_runtime.parts.attention.cache_entries import recent
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,7 +29,7 @@ from dsbd_export.errors import ExportError
 from dsbd_export.tokenizers.tokenizer_files import highest_token_id, read_tokenizer
 from dsbd_export.tokenizers.tokenizer_gate import reads_little
 from dsbd_forward.forward import Source
-from dsbd_runtime.parts.source_values import SourceValues
+from dsbd_runtime.parts.source.source_values import SourceValues
 
 _NARROWER = {
     torch.float32: (torch.float16, torch.bfloat16),

@@ -59,7 +59,7 @@ from dsbd_runtime.bundle_files.bundle import (
 from dsbd_runtime.bundle_files.draft_record import RECORD_FILE, read_record, write_record
 from dsbd_runtime.bundle_files.manifest import CUDA, PORTABLE, WEBGPU, entry_by_role
 from dsbd_runtime.bundle_files.staging import new_bundle
-from dsbd_runtime.parts.cache_entries import attending
+from dsbd_runtime.parts.attention.cache_entries import attending
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,7 +30,7 @@ import onnxruntime as ort
 
 from dsbd_ort.benchmark.report import precision_name
 from dsbd_runtime.bundle_files.bundle import ROLES, Bundle, open_bundle
-from dsbd_runtime.parts.kv_cache import bucket_capacity
+from dsbd_runtime.parts.attention.kv_cache import bucket_capacity
 from lab.calls.opening import time_opening
 from lab.frame.page import BUNDLES, RESULTS, Page, ratio_cell, spread_cell, writes
 from lab.frame.random_calls import Change, RandomCalls, product_bytes

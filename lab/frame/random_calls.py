@@ -15,19 +15,24 @@ from dsbd_runtime.bundle_files.bundle import Bundle
 from dsbd_runtime.bundle_files.manifest import ModelEntry
 from dsbd_runtime.engine.settings import EngineSettings
 from dsbd_runtime.ort.ort_module import session_options
-from dsbd_runtime.parts.attention_rows import ATTENTION_MASK, INPUT_IDS, POSITION_IDS, WRITE_INDICES
-from dsbd_runtime.parts.cache_entries import (
+from dsbd_runtime.parts.attention.attention_rows import (
+    ATTENTION_MASK,
+    INPUT_IDS,
+    POSITION_IDS,
+    WRITE_INDICES,
+)
+from dsbd_runtime.parts.attention.cache_entries import (
     num_ancestors,
     parts_of,
     past_name,
     present_name,
     recent,
 )
-from dsbd_runtime.parts.feature_memory import FEATURE_ROWS
-from dsbd_runtime.parts.fold_chains import FOLDED_TOGETHER, STAY_RECENT
-from dsbd_runtime.parts.head import LOGIT_ROWS
-from dsbd_runtime.parts.kv_cache import NUMPY_DTYPES
-from dsbd_runtime.parts.recent_rows import recent_capacity
+from dsbd_runtime.parts.attention.kv_cache import NUMPY_DTYPES
+from dsbd_runtime.parts.feature.feature_memory import FEATURE_ROWS
+from dsbd_runtime.parts.head.head import LOGIT_ROWS
+from dsbd_runtime.parts.recent.fold_chains import FOLDED_TOGETHER, STAY_RECENT
+from dsbd_runtime.parts.recent.recent_rows import recent_capacity
 from scripts.path_ways import recent_inputs
 
 Change = Callable[[ort.SessionOptions], None]

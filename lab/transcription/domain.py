@@ -16,7 +16,7 @@ from dsbd_ort import Pipeline
 from dsbd_ort.scorers import LanguageModel
 from dsbd_ort.scorers.ngram_files import BEGIN, END, UNKNOWN
 from dsbd_ort.speech.speech_request import heard_windows
-from dsbd_runtime.parts.speech_entry import SoundFeatures
+from dsbd_runtime.parts.source.speech_entry import SoundFeatures
 from lab.transcription.speech import Spoken, Utterance, spoken
 from lab.transcription.word_errors import num_errors, words_of
 from scripts.document_sections import table

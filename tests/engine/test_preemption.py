@@ -13,7 +13,7 @@ from dsbd_ort.engine import Cancelled, Service, ServiceEvent, ServiceLimits
 from dsbd_ort.results import GenerationResult, StreamPiece
 from dsbd_runtime.bundle_files.bundle import Bundle
 from dsbd_runtime.errors import CapacityError
-from dsbd_runtime.parts.kv_cache import row_bytes
+from dsbd_runtime.parts.attention.kv_cache import row_bytes
 from tests.engine.test_service import told, until_ending
 
 MAX_ROWS = 256

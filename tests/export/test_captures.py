@@ -14,7 +14,7 @@ from dsbd_export.capture.caches import probed_caches
 from dsbd_export.checkpoints.checkpoint import Checkpoint
 from dsbd_export.errors import ExportError
 from dsbd_export.model_source import EngineGraph, ModelSource
-from dsbd_runtime.parts.cache_entries import AttentionRows, equal_caches
+from dsbd_runtime.parts.attention.cache_entries import AttentionRows, equal_caches
 from scripts.shared_captures import SharedCaptures
 from tests.export.conftest import opened
 

@@ -21,7 +21,7 @@ from dsbd_export.gate.parity import MAX_ABS_ERROR, ParityLimit
 from dsbd_export.given_prompt.kinds import GIVEN_KINDS
 from dsbd_export.model_source import parts_of_engine
 from dsbd_export.parity_cases import forest_cases, reference_logits, text_case
-from dsbd_runtime.parts.cache_entries import recurrent
+from dsbd_runtime.parts.attention.cache_entries import recurrent
 from scripts.family_checkpoints import (
     CONVOLUTIONAL,
     FAMILY_CHECKPOINTS,

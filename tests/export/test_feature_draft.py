@@ -23,7 +23,7 @@ from dsbd_export.pipeline import export_bundle, export_model
 from dsbd_export.progress import silent
 from dsbd_ort.pipeline import Pipeline
 from dsbd_runtime.bundle_files.bundle import open_bundle
-from dsbd_runtime.parts.features import FeatureEntry
+from dsbd_runtime.parts.feature.features import FeatureEntry
 from scripts.family_checkpoints import VOCAB_SIZE
 from tests.export.eagle3_reference import Reference
 from tests.export.feature_checkpoints import (

@@ -26,8 +26,8 @@ from dsbd_export.parity_cases import text_case
 from dsbd_export.parts.features import LayerInputs, layers_of, relative_error
 from dsbd_ort import Pipeline
 from dsbd_runtime.bundle_files.bundle import open_bundle
-from dsbd_runtime.parts.feature_memory import HostFeatures
-from dsbd_runtime.parts.features import FeatureEntry
+from dsbd_runtime.parts.feature.feature_memory import HostFeatures
+from dsbd_runtime.parts.feature.features import FeatureEntry
 from scripts.family_checkpoints import VOCAB_SIZE
 from tests.export.feature_checkpoints import (
     HIDDEN,

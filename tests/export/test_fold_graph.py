@@ -12,8 +12,8 @@ from dsbd_export.gate.parity import MAX_ABS_ERROR, ParityLimit
 from dsbd_export.gate.parity_engine import parity_engine
 from dsbd_export.parity_cases import forest_cases
 from dsbd_export.tensorrt.tensorrt_build import check_buildable
-from dsbd_runtime.parts.cache_entries import state_decay_name
-from dsbd_runtime.parts.recent_rows import RecentRows
+from dsbd_runtime.parts.attention.cache_entries import state_decay_name
+from dsbd_runtime.parts.recent.recent_rows import RecentRows
 from scripts.family_checkpoints import write_family_checkpoint
 from tests.export.conftest import opened
 from tests.export.gate import bundle_of, check_parity, export_alone, references

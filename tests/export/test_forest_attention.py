@@ -21,7 +21,7 @@ from dsbd_export.capture.replacements import (
 )
 from dsbd_export.errors import ExportError
 from dsbd_export.passes.known_shapes import fix_expansions, fix_reshapes
-from dsbd_runtime.parts.cache_entries import ATTENTION_ROWS
+from dsbd_runtime.parts.attention.cache_entries import ATTENTION_ROWS
 from scripts.family_checkpoints import write_family_checkpoint
 from tests.export.gate import export_alone
 

@@ -26,7 +26,7 @@ from dsbd_export.model_source import ModelSource, parts_of_engine
 from dsbd_export.opening import open_checkpoint
 from dsbd_export.passes.optimize import optimize_graph
 from dsbd_export.progress import silent
-from dsbd_runtime.parts.cache_entries import AttentionRows, ConvolutionRows
+from dsbd_runtime.parts.attention.cache_entries import AttentionRows, ConvolutionRows
 from tests.export.gate import exported_target
 
 

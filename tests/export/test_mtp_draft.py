@@ -20,8 +20,8 @@ from dsbd_export.pipeline import export_bundle, export_model
 from dsbd_export.progress import silent
 from dsbd_ort.pipeline import Pipeline
 from dsbd_runtime.bundle_files.bundle import open_bundle
-from dsbd_runtime.parts.attention_rows import ATTENTION_MASK, ATTENTION_MASK_SLIDING
-from dsbd_runtime.parts.features import FeatureEntry
+from dsbd_runtime.parts.attention.attention_rows import ATTENTION_MASK, ATTENTION_MASK_SLIDING
+from dsbd_runtime.parts.feature.features import FeatureEntry
 from scripts.family_checkpoints import WINDOW, write_family_checkpoint
 from tests.export.mtp_checkpoints import FILE, LAYOUTS, with_head
 from tests.export.mtp_reference import Reference

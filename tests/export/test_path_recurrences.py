@@ -26,7 +26,7 @@ from dsbd_export.errors import ExportError
 from dsbd_export.gate.parity_engine import see_rows
 from dsbd_export.parts.rows import PathConvolutions
 from dsbd_forward.forward import Forward
-from dsbd_runtime.parts.cache_entries import RecurrentRows
+from dsbd_runtime.parts.attention.cache_entries import RecurrentRows
 from tests.ort_sessions import cpu_session
 
 CAPACITY = 96

@@ -22,7 +22,7 @@ from dsbd_export.parts.sources import fixed_sources
 from dsbd_export.pipeline import export_bundle
 from dsbd_export.progress import silent
 from dsbd_runtime.bundle_files.bundle import MODEL_FILE
-from dsbd_runtime.parts.speech_entry import ALIGNMENT_FILE, ALIGNMENT_WEIGHTS
+from dsbd_runtime.parts.source.speech_entry import ALIGNMENT_FILE, ALIGNMENT_WEIGHTS
 from scripts.family_checkpoints import write_family_checkpoint
 from scripts.speech_checkpoint import NUM_MELS, TOKENS, write_whisper
 from tests.export.conftest import opened, written_tokenizer

@@ -32,7 +32,7 @@ from dsbd_export.tensorrt.tensorrt_graph import network_problems, parse_network,
 from dsbd_export.tensorrt.tensorrt_options import BuildPlace, TensorrtOptions, build_place
 from dsbd_runtime.bundle_files.bundle import ROLES, open_bundle
 from dsbd_runtime.errors import ProviderError
-from dsbd_runtime.parts.attention_rows import MAX_FORWARD_ROWS
+from dsbd_runtime.parts.attention.attention_rows import MAX_FORWARD_ROWS
 from dsbd_runtime.tensorrt.trt_module import FLAVOURS, import_trt, trt_logger, version_numbers
 from dsbd_runtime.tensorrt.trt_record import ENGINE_FILES, find_record, source_hashes
 from tests.ort_sessions import cpu_session

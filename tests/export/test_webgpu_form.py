@@ -25,7 +25,7 @@ from dsbd_export.pipeline import export_bundle, export_model
 from dsbd_export.progress import silent
 from dsbd_runtime.bundle_files.bundle import open_bundle
 from dsbd_runtime.loading import load_causal_lm
-from dsbd_runtime.parts.cache_entries import AttentionRows, parts_of, past_name
+from dsbd_runtime.parts.attention.cache_entries import AttentionRows, parts_of, past_name
 from scripts.family_checkpoints import write_family_checkpoint
 from scripts.path_ways import PathEngine, count_differing
 from scripts.speech_checkpoint import write_whisper

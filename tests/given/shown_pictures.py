@@ -20,9 +20,9 @@ from dsbd_ort import Pipeline
 from dsbd_ort.decoding import DecodingRequest
 from dsbd_ort.pictures import resized
 from dsbd_ort.prompts import RequestInputs
-from dsbd_runtime.parts.given_grid import mrope_positions
-from dsbd_runtime.parts.given_picture import GivenPicture
-from dsbd_runtime.parts.given_prompt import GivenPiece, GivenPrompt
+from dsbd_runtime.media.given_grid import mrope_positions
+from dsbd_runtime.media.given_picture import GivenPicture
+from dsbd_runtime.parts.given.given_prompt import GivenPiece, GivenPrompt
 from scripts.picture_checkpoints import PICTURE_MODELS, token_ids_of, write_picture_model
 from scripts.shared_captures import SharedCaptures
 from tests.exports import export_quietly

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from dsbd_ort import Pipeline
-from dsbd_runtime.parts.given_rows import GivenRows
+from dsbd_runtime.parts.given.given_rows import GivenRows
 from tests.given.speech_kinds import HEARD, SPELLED, asked, inputs_of, options_of
 from tests.speech.sounds import noise
 

@@ -23,7 +23,7 @@ from dsbd_runtime.bundle_files.bundle import MANIFEST_NAME, open_bundle
 from dsbd_runtime.bundle_files.manifest import manifest_from_file
 from dsbd_runtime.errors import BundleError
 from dsbd_runtime.loading import load_causal_lm
-from dsbd_runtime.parts.given_rows import GivenRows
+from dsbd_runtime.parts.given.given_rows import GivenRows
 from scripts.qwen3_asr_checkpoint import VOCAB_SIZE, write_qwen3_asr
 from scripts.speech_checkpoints import MODELS, write_speech_model
 from tests.distill.conftest import Distilled, assert_same_weights, interrupted, opened, run

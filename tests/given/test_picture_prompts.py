@@ -16,7 +16,7 @@ from dsbd_ort.media_parts import MediaLimits
 from dsbd_ort.media_prompts import MediaReader
 from dsbd_ort.prompts import MediaPrompt
 from dsbd_runtime.errors import CapacityError, InputError
-from dsbd_runtime.parts.given_rows import GivenRows
+from dsbd_runtime.parts.given.given_rows import GivenRows
 from dsbd_runtime.text.chat_template import ChatTemplate
 from tests.given.pictures import PictureReference, asked, asked_by_url, data_url, picture, png
 from tests.given.shown_pictures import IN_CI

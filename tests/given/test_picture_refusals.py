@@ -9,8 +9,8 @@ import pytest
 from dsbd_export.config import ExportConfig
 from dsbd_export.errors import ExportError
 from dsbd_export.opening import check_pair, open_pair
-from dsbd_runtime.parts.given_grid import GridPicture
-from dsbd_runtime.parts.given_picture import CanvasPicture, TiledPicture
+from dsbd_runtime.media.given_grid import GridPicture
+from dsbd_runtime.media.given_picture import CanvasPicture, TiledPicture
 from scripts.picture_checkpoints import PICTURE_MODELS, write_picture_model
 
 

@@ -9,7 +9,7 @@ from dsbd_ort import Pipeline
 from dsbd_ort.decoding.batched_decoder import BatchedDecoder
 from dsbd_ort.decoding.whole_requests import decoded_together
 from dsbd_runtime.bundle_files.bundle import open_bundle
-from dsbd_runtime.parts.given_rows import GivenRows
+from dsbd_runtime.parts.given.given_rows import GivenRows
 from scripts.picture_checkpoints import PICTURE_MODELS, write_picture_model
 from tests.exports import export_quietly
 from tests.given.forests import LOGIT_LIMIT, check_forest

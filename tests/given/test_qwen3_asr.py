@@ -7,7 +7,7 @@ import pytest
 
 from dsbd_runtime.bundle_files.bundle import open_bundle
 from dsbd_runtime.loading import load_causal_lm
-from dsbd_runtime.parts.given_rows import GivenRows
+from dsbd_runtime.parts.given.given_rows import GivenRows
 from tests.given.forests import check_forest
 from tests.given.sounds import (
     LENGTHS,

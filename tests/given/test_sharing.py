@@ -7,7 +7,7 @@ import pytest
 
 from dsbd_ort.decoding.batched_decoder import BatchedDecoder
 from dsbd_ort.decoding.whole_requests import decoded_together
-from dsbd_runtime.parts.given_rows import GivenRows
+from dsbd_runtime.parts.given.given_rows import GivenRows
 from tests.given.sounds import SYSTEM, inputs_of, noise, prompt_of, request_of
 from tests.robustness.preempting import TALLY, ForcedPreemptions
 

@@ -11,7 +11,7 @@ from dsbd_ort import Pipeline
 from dsbd_ort.decoding.batched_decoder import BatchedDecoder
 from dsbd_ort.decoding.whole_requests import decoded_together
 from dsbd_runtime.errors import InputError
-from dsbd_runtime.parts.given_rows import GivenRows
+from dsbd_runtime.parts.given.given_rows import GivenRows
 from scripts.speech_checkpoints import MODELS
 from tests.given.forests import LOGIT_LIMIT, check_forest, forwarded
 from tests.given.speech_kinds import (

@@ -21,7 +21,7 @@ from dsbd_ort import Pipeline
 from dsbd_ort.engine import Service
 from dsbd_ort.speech.recipes import RECIPES, Asked
 from dsbd_runtime.errors import BundleError, InputError
-from dsbd_runtime.parts.given_sound import StackedSound, WindowedSound
+from dsbd_runtime.media.given_sound import StackedSound, WindowedSound
 from scripts.speech_checkpoints import MODELS, write_speech_model
 from tests.given.speech_kinds import CLASSES, SpeechReference, inputs_of
 from tests.given.test_transcription import saying

@@ -11,7 +11,7 @@ from dsbd_ort.decoding.batched_decoder import BatchedDecoder
 from dsbd_ort.decoding.whole_requests import decoded_together
 from dsbd_ort.pictures import read_picture, resized
 from dsbd_ort.prompts import RequestInputs
-from dsbd_runtime.parts.sources import Sources
+from dsbd_runtime.parts.source.sources import Sources
 from scripts.picture_reader_checkpoint import BEGIN, KINDS
 from tests.given.forests import check_forest
 from tests.picture_readers.pages import ENDS, Reference, export_reader, message, page

@@ -10,9 +10,9 @@ import pytest
 from dsbd_ort.media_parts import MediaLimits
 from dsbd_ort.pictures import PictureFrontEnd
 from dsbd_runtime.errors import BundleError
-from dsbd_runtime.parts.given_grid import GridPicture
-from dsbd_runtime.parts.given_medium import MediumEntry
-from dsbd_runtime.parts.given_picture import CanvasPicture, TiledPicture
+from dsbd_runtime.media.given_grid import GridPicture
+from dsbd_runtime.media.given_picture import CanvasPicture, TiledPicture
+from dsbd_runtime.parts.given.given_medium import MediumEntry
 from dsbd_runtime.typed_json import typed
 from tests.pictures.files import drawn, file_of
 

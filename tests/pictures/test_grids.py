@@ -23,8 +23,8 @@ from transformers.vision_utils import (
 
 from dsbd_ort.pictures import resized
 from dsbd_runtime.errors import BundleError, InputError
-from dsbd_runtime.parts.given_grid import GridPicture, mrope_positions
-from dsbd_runtime.parts.given_prompt import GivenPiece, GivenPrompt
+from dsbd_runtime.media.given_grid import GridPicture, mrope_positions
+from dsbd_runtime.parts.given.given_prompt import GivenPiece, GivenPrompt
 from tests.pictures.files import drawn, random_sizes
 
 SIZES = [(8, 8), (28, 28), (27, 29), (5, 900), (120, 90), (200, 301)]

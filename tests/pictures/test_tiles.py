@@ -19,7 +19,7 @@ from transformers.models.smolvlm.processing_smolvlm import SmolVLMProcessor
 
 from dsbd_ort.pictures import resized
 from dsbd_runtime.errors import BundleError
-from dsbd_runtime.parts.given_picture import CanvasPicture, GivenPicture, TiledPicture
+from dsbd_runtime.media.given_picture import CanvasPicture, GivenPicture, TiledPicture
 from tests.pictures.files import drawn, random_sizes
 
 ROWS = 4  # of a tile

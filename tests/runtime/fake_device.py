@@ -20,7 +20,7 @@ from dsbd_runtime.device.ort_engine import OrtEngine
 from dsbd_runtime.devices import ELEMENT_BYTES, BoundCall, DeviceArray, DeviceEngine, PackedPart
 from dsbd_runtime.engine.causal_lm import CausalLM
 from dsbd_runtime.errors import CapacityError
-from dsbd_runtime.parts.attention_rows import INPUT_IDS, MAX_FORWARD_ROWS, WRITE_INDICES
+from dsbd_runtime.parts.attention.attention_rows import INPUT_IDS, MAX_FORWARD_ROWS, WRITE_INDICES
 from tests.ort_sessions import cpu_session
 
 POISON = 1e4

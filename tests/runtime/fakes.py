@@ -10,8 +10,8 @@ from numpy.typing import DTypeLike, NDArray
 from dsbd_forward.forward import Forward
 from dsbd_runtime.bundle_files.manifest import ModelEntry
 from dsbd_runtime.errors import DsbdError
-from dsbd_runtime.parts.attention_rows import AttentionEntry, Rows
-from dsbd_runtime.parts.head import LOGITS, Head, HeadEntry
+from dsbd_runtime.parts.attention.attention_rows import AttentionEntry, Rows
+from dsbd_runtime.parts.head.head import LOGITS, Head, HeadEntry
 from dsbd_runtime.parts.host_binder import HeadOutput
 from dsbd_runtime.parts.part import Call, Part, part_of
 

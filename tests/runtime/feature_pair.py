@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from dsbd_runtime.parts.features import FeatureEntry
+from dsbd_runtime.parts.feature.features import FeatureEntry
 from tests.runtime.reference import reference_rows
 from tests.runtime.tiny_graph import TinyModel
 

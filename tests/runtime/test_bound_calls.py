@@ -5,14 +5,14 @@ import pytest
 
 from dsbd_runtime.device.bound_calls import fill_mask, fill_move, fill_padded, move_parts
 from dsbd_runtime.device.cuda_device import PackedBuffer, packed_bytes
-from dsbd_runtime.parts.attention_rows import (
+from dsbd_runtime.parts.attention.attention_rows import (
     ATTENTION_MASK,
     INPUT_IDS,
     SRC_ROWS,
     WRITE_INDICES,
 )
 from dsbd_runtime.parts.device_binder import forward_bucket, padded_rows, row_bucket
-from dsbd_runtime.parts.head import LOGIT_ROWS
+from dsbd_runtime.parts.head.head import LOGIT_ROWS
 from tests.runtime.fake_device import FakeDevice
 
 

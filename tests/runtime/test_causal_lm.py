@@ -8,11 +8,11 @@ import pytest
 from dsbd_forward.forward import Forward, RowSources
 from dsbd_runtime.engine.causal_lm import CausalLM, SourceReadingLM
 from dsbd_runtime.errors import CapacityError, DsbdError, InputError
-from dsbd_runtime.parts.attention_rows import (
+from dsbd_runtime.parts.attention.attention_rows import (
     ATTENTION_MASK,
     MAX_FORWARD_ROWS,
 )
-from dsbd_runtime.parts.sources import Sources
+from dsbd_runtime.parts.source.sources import Sources
 from tests.runtime.fakes import BYTES_PER_ROW, FakeSession
 from tests.runtime.model_calls import logits_of
 from tests.runtime.tiny_graph import TinyModel

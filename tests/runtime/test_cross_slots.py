@@ -7,11 +7,11 @@ import pytest
 
 from dsbd_runtime.errors import CapacityError
 from dsbd_runtime.ort.ort_module import import_ort
-from dsbd_runtime.parts.attention_rows import places_of_rows
-from dsbd_runtime.parts.cache_entries import AttentionRows
-from dsbd_runtime.parts.cross_slots import CrossSlots
-from dsbd_runtime.parts.encoder_entry import EncoderEntry
-from dsbd_runtime.parts.ort_encoder import CrossRows, HeldSources
+from dsbd_runtime.parts.attention.attention_rows import places_of_rows
+from dsbd_runtime.parts.attention.cache_entries import AttentionRows
+from dsbd_runtime.parts.source.cross_slots import CrossSlots
+from dsbd_runtime.parts.source.encoder_entry import EncoderEntry
+from dsbd_runtime.parts.source.ort_encoder import CrossRows, HeldSources
 from tests.runtime.test_speech_entry import ENTRY as SPEECH
 
 NUM_HEADS, KEY_WIDTH, VALUE_WIDTH, NUM_LAYERS = 2, 3, 5, 2

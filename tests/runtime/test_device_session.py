@@ -10,7 +10,7 @@ from dsbd_runtime.device import bound_calls
 from dsbd_runtime.device.bound_calls import fill_mask
 from dsbd_runtime.errors import CapacityError, DsbdError, InputError
 from dsbd_runtime.loading import load_causal_lm
-from dsbd_runtime.parts.attention_rows import ATTENTION_MASK, INPUT_IDS
+from dsbd_runtime.parts.attention.attention_rows import ATTENTION_MASK, INPUT_IDS
 from tests.runtime.fake_device import FakeDevice, open_on_fake
 from tests.runtime.model_calls import (
     ONE_THREAD,

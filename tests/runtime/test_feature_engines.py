@@ -14,8 +14,8 @@ from dsbd_runtime.bundle_files.bundle import open_bundle
 from dsbd_runtime.errors import BundleError, InputError
 from dsbd_runtime.loading import load_pair
 from dsbd_runtime.ort.ort_session import OrtSession
-from dsbd_runtime.parts.feature_memory import HostFeatures, Piece, ReadFeatures, host_rows
-from dsbd_runtime.parts.features import FeatureEntry
+from dsbd_runtime.parts.feature.feature_memory import HostFeatures, Piece, ReadFeatures, host_rows
+from dsbd_runtime.parts.feature.features import FeatureEntry
 from tests.runtime.bundle_edits import edited
 from tests.runtime.feature_pair import (
     DRAFT,

@@ -5,8 +5,8 @@ import pytest
 
 from dsbd_forward.forward import num_alike
 from dsbd_runtime.errors import BundleError, InputError
-from dsbd_runtime.parts.given_prompt import GivenPiece, GivenPrompt
-from dsbd_runtime.parts.given_sound import ChunkedSound
+from dsbd_runtime.media.given_sound import ChunkedSound
+from dsbd_runtime.parts.given.given_prompt import GivenPiece, GivenPrompt
 from dsbd_runtime.typed_json import typed
 
 SOUND = ChunkedSound(

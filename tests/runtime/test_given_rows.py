@@ -11,9 +11,9 @@ import pytest
 from dsbd_forward.forward import Forward, joined_forward
 from dsbd_runtime.errors import BundleError, EngineError, InputError, ProviderError
 from dsbd_runtime.ort.ort_module import import_ort
-from dsbd_runtime.parts.given_encoder import GivenEncoder
-from dsbd_runtime.parts.given_prompt import GivenPiece, GivenPrompt
-from dsbd_runtime.parts.given_rows import GivenEntry, GivenRows, GivenRowsEntry, embeddings_of
+from dsbd_runtime.parts.given.given_encoder import GivenEncoder
+from dsbd_runtime.parts.given.given_prompt import GivenPiece, GivenPrompt
+from dsbd_runtime.parts.given.given_rows import GivenEntry, GivenRows, GivenRowsEntry, embeddings_of
 from dsbd_runtime.parts.part import Call, DevicePlace, GraphContract
 from tests.runtime.test_given_prompt import SOUND
 
@@ -269,7 +269,7 @@ def test_the_runtime_alone_knows_every_kind_of_medium():
     """In a process that has imported no front end of dsbd_ort."""
     lines = (
         "from dsbd_runtime.bundle_files import bundle",
-        "from dsbd_runtime.parts.given_medium import MediumEntry",
+        "from dsbd_runtime.parts.given.given_medium import MediumEntry",
         "print(*sorted(kind.kind for kind in MediumEntry.__subclasses__()))",
     )
     command = [sys.executable, "-c", "; ".join(lines)]

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from dsbd_runtime.errors import BundleError
-from dsbd_runtime.parts.cache_entries import AttentionRows
-from dsbd_runtime.parts.encoder_entry import EncoderEntry
+from dsbd_runtime.parts.attention.cache_entries import AttentionRows
 from dsbd_runtime.parts.graph_check import check_graph
-from dsbd_runtime.parts.head import head_outputs, parse_num_top_logits
+from dsbd_runtime.parts.head.head import head_outputs, parse_num_top_logits
+from dsbd_runtime.parts.source.encoder_entry import EncoderEntry
 from tests.runtime.tiny_graph import TinyModel
 
 KINDS = [("full", 0), ("topk:1", 1), ("topk:64", 64), ("topk:128256", 128256)]

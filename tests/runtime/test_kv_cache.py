@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from dsbd_runtime.errors import CapacityError
-from dsbd_runtime.parts.cache_entries import (
+from dsbd_runtime.parts.attention.cache_entries import (
     AttentionRows,
     ConvolutionRows,
     equal_caches,
 )
-from dsbd_runtime.parts.kv_cache import KVCache, bucket_capacity, row_bytes
+from dsbd_runtime.parts.attention.kv_cache import KVCache, bucket_capacity, row_bytes
 
 GEOMETRY = equal_caches(3, num_heads=2, head_dim=4, dtype="fp32")
 

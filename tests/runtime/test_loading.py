@@ -13,8 +13,8 @@ from dsbd_runtime.bundle_files.bundle import (
 from dsbd_runtime.engine.settings import EngineSettings
 from dsbd_runtime.errors import BundleError, InputError
 from dsbd_runtime.loading import SMALL_DRAFT_BYTES, load_causal_lm, load_pair
-from dsbd_runtime.parts.attention_rows import ATTENTION_MASK, ATTENTION_MASK_SLIDING
-from dsbd_runtime.parts.cache_entries import equal_caches
+from dsbd_runtime.parts.attention.attention_rows import ATTENTION_MASK, ATTENTION_MASK_SLIDING
+from dsbd_runtime.parts.attention.cache_entries import equal_caches
 from tests.runtime.model_calls import ONE_THREAD, logits_of
 from tests.runtime.reference import reference_logits
 from tests.runtime.tiny_graph import TinyModel

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from dsbd_runtime.ort.ort_module import import_ort
-from dsbd_runtime.parts.encoder_entry import encoder_contract
-from dsbd_runtime.parts.ort_encoder import OrtEncoder
+from dsbd_runtime.parts.source.encoder_entry import encoder_contract
+from dsbd_runtime.parts.source.ort_encoder import OrtEncoder
 from tests.runtime.test_cross_slots import BYTES_OF_TOKEN, ENTRY, rows_of
 
 ORT = import_ort()

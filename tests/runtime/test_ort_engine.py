@@ -25,9 +25,9 @@ from dsbd_runtime.errors import (
     EngineError,
     ProviderError,
 )
-from dsbd_runtime.parts.attention_rows import SRC_ROWS, WRITE_INDICES
-from dsbd_runtime.parts.cache_entries import equal_caches
-from dsbd_runtime.parts.kv_cache import DeviceCaches
+from dsbd_runtime.parts.attention.attention_rows import SRC_ROWS, WRITE_INDICES
+from dsbd_runtime.parts.attention.cache_entries import equal_caches
+from dsbd_runtime.parts.attention.kv_cache import DeviceCaches
 from tests.ort_sessions import cpu_session
 from tests.runtime.fake_cuda import FakeCudaRuntime
 from tests.runtime.fake_device import FakeDevice

@@ -15,9 +15,9 @@ from dsbd_runtime.engine.settings import EngineSettings
 from dsbd_runtime.errors import BundleError, DsbdError, EngineError, InputError, ProviderError
 from dsbd_runtime.ort.ort_module import LOG_WARNINGS, saturates_int8_products
 from dsbd_runtime.ort.ort_session import OrtSession
-from dsbd_runtime.parts.attention_rows import ATTENTION_MASK, SRC_ROWS, WRITE_INDICES
-from dsbd_runtime.parts.cache_entries import past_name, present_name
-from dsbd_runtime.parts.kv_cache import KVCache
+from dsbd_runtime.parts.attention.attention_rows import ATTENTION_MASK, SRC_ROWS, WRITE_INDICES
+from dsbd_runtime.parts.attention.cache_entries import past_name, present_name
+from dsbd_runtime.parts.attention.kv_cache import KVCache
 from tests.ort_sessions import cpu_session
 from tests.runtime.model_calls import ONE_THREAD, engine_inputs, tiny_session
 from tests.runtime.tiny_graph import TinyModel

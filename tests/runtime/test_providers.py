@@ -23,7 +23,7 @@ from dsbd_runtime.engine.providers import (
 from dsbd_runtime.errors import ProviderError
 from dsbd_runtime.loading import BACKENDS, check_available, load_causal_lm, load_pair
 from dsbd_runtime.ort.ort_module import check_offered
-from dsbd_runtime.parts.cache_entries import ConvolutionRows
+from dsbd_runtime.parts.attention.cache_entries import ConvolutionRows
 
 ROWS = [
     # name, what offers it, extra, dtypes, device caches, CUDA graphs
@@ -150,7 +150,7 @@ WITHOUT_ONNXRUNTIME = """
 import sys
 sys.modules["onnxruntime"] = None
 from dsbd_runtime.bundle_files.bundle import open_bundle
-from dsbd_runtime.parts.cache_entries import ConvolutionRows
+from dsbd_runtime.parts.attention.cache_entries import ConvolutionRows
 from dsbd_runtime.errors import ProviderError
 from dsbd_runtime.loading import load_causal_lm
 bundle = open_bundle(sys.argv[1], verify=True)

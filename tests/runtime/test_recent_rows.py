@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from dsbd_forward.forward import Forward
 from dsbd_runtime.errors import InputError
-from dsbd_runtime.parts.fold_chains import FOLDED_TOGETHER, STAY_RECENT
-from dsbd_runtime.parts.recent_paths import MOST_HELD, RecentPaths
+from dsbd_runtime.parts.recent.fold_chains import FOLDED_TOGETHER, STAY_RECENT
+from dsbd_runtime.parts.recent.recent_paths import MOST_HELD, RecentPaths
 from tests.state_tables import StateMemory, after
 
 NUM_ANCESTORS = 3

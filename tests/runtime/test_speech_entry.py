@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from dsbd_runtime.errors import BundleError, InputError
-from dsbd_runtime.parts.encoder_entry import INPUT_FEATURES, EncoderEntry, encoder_input
-from dsbd_runtime.parts.speech_entry import SoundFeatures, SpeechEntry, check_speech
+from dsbd_runtime.parts.source.encoder_entry import INPUT_FEATURES, EncoderEntry, encoder_input
+from dsbd_runtime.parts.source.speech_entry import SoundFeatures, SpeechEntry, check_speech
 
 ENTRY = SpeechEntry(
     sampling_rate=16_000,

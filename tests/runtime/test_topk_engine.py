@@ -8,8 +8,8 @@ import pytest
 
 from dsbd_runtime.errors import BundleError, InputError
 from dsbd_runtime.ort.ort_session import OrtSession
-from dsbd_runtime.parts.full_logits import HostLogits
-from dsbd_runtime.parts.head import full_output
+from dsbd_runtime.parts.head.full_logits import HostLogits
+from dsbd_runtime.parts.head.head import full_output
 from tests.runtime.model_calls import chain, logits_of, tiny_engine
 from tests.runtime.reference import ancestor_mask
 from tests.runtime.tiny_graph import TinyModel, write_engine

@@ -19,7 +19,7 @@ from dsbd_runtime.bundle_files.bundle import (
     write_manifest,
 )
 from dsbd_runtime.bundle_files.staging import new_bundle
-from dsbd_runtime.parts.attention_rows import (
+from dsbd_runtime.parts.attention.attention_rows import (
     ATTENTION_MASK,
     ATTENTION_MASK_SLIDING,
     INPUT_IDS,
@@ -27,16 +27,22 @@ from dsbd_runtime.parts.attention_rows import (
     SRC_ROWS,
     WRITE_INDICES,
 )
-from dsbd_runtime.parts.cache_entries import KEY, VALUE, equal_caches, past_name, present_name
-from dsbd_runtime.parts.feature_memory import (
+from dsbd_runtime.parts.attention.cache_entries import (
+    KEY,
+    VALUE,
+    equal_caches,
+    past_name,
+    present_name,
+)
+from dsbd_runtime.parts.feature.feature_memory import (
     FEATURE_INDEX,
     FEATURE_ROWS,
     FEATURES,
     OWN_FEATURES,
     TARGET_FEATURES,
 )
-from dsbd_runtime.parts.features import FeatureEntry
-from dsbd_runtime.parts.head import LOGIT_ROWS, LOGITS, parse_num_top_logits
+from dsbd_runtime.parts.feature.features import FeatureEntry
+from dsbd_runtime.parts.head.head import LOGIT_ROWS, LOGITS, parse_num_top_logits
 from tests.runtime.tiny_tokenizer import VOCAB_SIZE, tiny_tokenizer
 
 ONNX_TYPES = {"fp32": TensorProto.FLOAT, "fp16": TensorProto.FLOAT16}

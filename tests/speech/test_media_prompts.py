@@ -13,9 +13,9 @@ import pytest
 from dsbd_ort.media_prompts import MediaReader
 from dsbd_ort.prompts import MediaPrompt
 from dsbd_runtime.errors import CapacityError, InputError
-from dsbd_runtime.parts.given_prompt import GivenPrompt
-from dsbd_runtime.parts.given_rows import GivenEntry
-from dsbd_runtime.parts.given_sound import ChunkedSound
+from dsbd_runtime.media.given_sound import ChunkedSound
+from dsbd_runtime.parts.given.given_prompt import GivenPrompt
+from dsbd_runtime.parts.given.given_rows import GivenEntry
 from dsbd_runtime.text.chat_template import ChatTemplate
 from dsbd_runtime.text.tokenizer import Tokenizer
 from scripts.qwen3_asr_checkpoint import (

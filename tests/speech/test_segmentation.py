@@ -6,7 +6,7 @@ import torch
 from transformers import WhisperForConditionalGeneration
 
 from dsbd_ort.speech.segmentation import compression_ratio, parts_of_window, without_second_end
-from dsbd_runtime.parts.speech_entry import SpeechEntry
+from dsbd_runtime.parts.source.speech_entry import SpeechEntry
 
 FIRST = 1000
 SPEECH = SpeechEntry(

@@ -21,7 +21,7 @@ from dsbd_ort.engine import (
 )
 from dsbd_ort.speech.transcript import Segment, Transcript
 from dsbd_runtime.errors import InputError
-from dsbd_runtime.parts.sources import Sources
+from dsbd_runtime.parts.source.sources import Sources
 from tests.speech.audio_files import wav_bytes
 from tests.speech.sounds import chirp, noise, speech_like, tone
 

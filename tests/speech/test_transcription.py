@@ -27,7 +27,7 @@ from dsbd_ort.speech.transcribing import align_of, transcription
 from dsbd_ort.speech.transcript import Segment, Transcript
 from dsbd_ort.speech.transcription import answered
 from dsbd_runtime.errors import InputError
-from dsbd_runtime.parts.sources import Sources
+from dsbd_runtime.parts.source.sources import Sources
 from scripts.speech_checkpoint import SAMPLING_RATE, TOKENS, generation_config
 from tests.speech.audio_files import wav_bytes
 

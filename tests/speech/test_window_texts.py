@@ -16,7 +16,7 @@ from dsbd_ort.prompts import RequestInputs
 from dsbd_ort.speech.segmentation import compression_ratio, least_compression_ratio
 from dsbd_ort.speech.speech_request import SpeechRequest
 from dsbd_ort.speech.window_texts import WindowTexts
-from dsbd_runtime.parts.speech_entry import SoundFeatures
+from dsbd_runtime.parts.source.speech_entry import SoundFeatures
 from tests.benchmark.fakes import stats
 from tests.speech.test_transcription import FEW, NO_FALLBACK, sound
 

@@ -20,7 +20,7 @@ from dsbd_ort.engine import Service, ServiceClosedError
 from dsbd_ort.speech.transcript import SpokenWord, Transcript
 from dsbd_ort.speech.words import grouped
 from dsbd_runtime.errors import BundleError, InputError
-from dsbd_runtime.parts.alignment import Alignment
+from dsbd_runtime.parts.source.alignment import Alignment
 from scripts.speech_checkpoint import SAMPLING_RATE, TOKENS
 from tests.runtime.bundle_edits import edited
 from tests.speech.sounds import noise, speech_like

@@ -26,7 +26,7 @@ from dsbd_ort.speech.spoken_parts import SpeechTimes
 from dsbd_ort.speech.transcript import TASKS, Segment
 from dsbd_ort.speech.voice_activity import Part, VadOptions, silero, speech_parts
 from dsbd_runtime.errors import InputError
-from dsbd_runtime.parts.speech_entry import SpeechEntry
+from dsbd_runtime.parts.source.speech_entry import SpeechEntry
 
 Audio = str | os.PathLike[str] | BinaryIO | NDArray[np.floating]
 VadParameters = Mapping[str, Any] | VadOptions | None

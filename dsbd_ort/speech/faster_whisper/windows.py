@@ -36,8 +36,8 @@ from dsbd_ort.speech.transcription import (
 )
 from dsbd_ort.speech.window_texts import Answers, Requests, WindowText, WindowTexts
 from dsbd_ort.speech.words import Align, TokenTimes
-from dsbd_runtime.parts.encoder_entry import EncoderEntry
-from dsbd_runtime.parts.speech_entry import SoundFeatures
+from dsbd_runtime.parts.source.encoder_entry import EncoderEntry
+from dsbd_runtime.parts.source.speech_entry import SoundFeatures
 
 _PADDING = 160  # zeros after the samples
 

@@ -16,7 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from dsbd_export.capture.forest_graph import ExportContract
 from dsbd_export.config import OPSET
-from dsbd_runtime.parts.cache_entries import (
+from dsbd_runtime.parts.attention.cache_entries import (
     RECURRENT_DECAY,
     RECURRENT_DELTA,
     RECURRENT_KEY,
@@ -27,7 +27,7 @@ from dsbd_runtime.parts.cache_entries import (
     state_decay_name,
     state_name,
 )
-from dsbd_runtime.parts.recent_rows import FOLDED_ROWS
+from dsbd_runtime.parts.recent.recent_rows import FOLDED_ROWS
 
 _ROW_AXIS = 2
 _IR_VERSION = 10  # the one that torch.onnx writes; onnxruntime refuses the newest

@@ -21,7 +21,7 @@ from dsbd_export.checkpoints.model_loading import cache_name
 from dsbd_export.config import OPSET
 from dsbd_export.errors import ExportError, own_error_in, reason_of
 from dsbd_export.parity_cases import ComputeIn, ForestCase, num_drawn, text_case
-from dsbd_runtime.parts.cache_entries import (
+from dsbd_runtime.parts.attention.cache_entries import (
     ATTENTION_ROWS,
     CONVOLUTION_ROWS,
     AttentionRows,

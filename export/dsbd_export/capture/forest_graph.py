@@ -26,8 +26,8 @@ from dsbd_export.parity_cases import Reference
 from dsbd_export.passes.optimize import fuse_norms
 from dsbd_export.progress import Counter, PrintedSteps, Report, to_stdout
 from dsbd_runtime.bundle_files.bundle import Bundle
-from dsbd_runtime.parts.attention_rows import INPUT_IDS, POSITION_IDS
-from dsbd_runtime.parts.cache_entries import CacheEntry, past_name, present_name
+from dsbd_runtime.parts.attention.attention_rows import INPUT_IDS, POSITION_IDS
+from dsbd_runtime.parts.attention.cache_entries import CacheEntry, past_name, present_name
 
 
 @dataclass(frozen=True)

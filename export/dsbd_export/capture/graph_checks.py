@@ -10,7 +10,7 @@ from dsbd_export.checkpoints.checkpoint import Checkpoint
 from dsbd_export.checkpoints.families import AttentionForm
 from dsbd_export.config import OPSET
 from dsbd_export.errors import ExportError
-from dsbd_runtime.parts.cache_entries import past_name, present_name
+from dsbd_runtime.parts.attention.cache_entries import past_name, present_name
 
 MAX_OPSET = 25
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE)

@@ -16,10 +16,10 @@ from dsbd_export.checkpoints.adapter import Adapter
 from dsbd_export.checkpoints.ctranslate2_file import Ctranslate2File
 from dsbd_export.checkpoints.quantized_weights import quantization_of
 from dsbd_export.progress import silenced_libraries
-from dsbd_runtime.parts.attention_rows import ATTENTION_MASK
-from dsbd_runtime.parts.cache_entries import CacheEntry
-from dsbd_runtime.parts.encoder_entry import EncoderEntry
-from dsbd_runtime.parts.given_rows import GivenEntry
+from dsbd_runtime.parts.attention.attention_rows import ATTENTION_MASK
+from dsbd_runtime.parts.attention.cache_entries import CacheEntry
+from dsbd_runtime.parts.given.given_rows import GivenEntry
+from dsbd_runtime.parts.source.encoder_entry import EncoderEntry
 
 _KIND_BY_WORD = {  # in the name of a part's config
     **dict.fromkeys(("vision", "vit", "image", "video"), "image"),

@@ -29,7 +29,7 @@ from dsbd_export.checkpoints.other_tasks import refusal_of_gguf_task, refusal_of
 from dsbd_export.checkpoints.quantized_weights import refusal_of_quantization
 from dsbd_export.config import MAX_CONTEXT, MIN_CONTEXT, ModelOptions
 from dsbd_export.errors import ExportError, reason_of
-from dsbd_runtime.parts.attention_rows import ATTENTION_MASK, ATTENTION_MASK_SLIDING
+from dsbd_runtime.parts.attention.attention_rows import ATTENTION_MASK, ATTENTION_MASK_SLIDING
 
 MASK_BY_LAYER_TYPE = {
     "full_attention": ATTENTION_MASK,

@@ -28,8 +28,8 @@ from dsbd_export.tokenizers.older_tokenizers import is_marian, source_tokenizer
 from dsbd_export.tokenizers.tokenizer_files import load_tokenizer
 from dsbd_runtime.bundle_files.bundle import ModelEntry
 from dsbd_runtime.errors import BundleError
-from dsbd_runtime.parts.encoder_entry import EncoderEntry
-from dsbd_runtime.parts.speech_entry import (
+from dsbd_runtime.parts.source.encoder_entry import EncoderEntry
+from dsbd_runtime.parts.source.speech_entry import (
     FRAMES_A_POSITION,
     SpeechEntry,
     check_sound,

@@ -14,7 +14,7 @@ from transformers import (
 from dsbd_export.checkpoints.checkpoint import quiet_libraries
 from dsbd_export.checkpoints.model_config import CheckpointFiles
 from dsbd_export.errors import ExportError, reason_of
-from dsbd_runtime.parts.picture_entry import PictureEntry
+from dsbd_runtime.parts.source.picture_entry import PictureEntry
 from dsbd_runtime.typed_json import typed
 
 _CLASS = re.compile(r"(ViT|DeiT|Donut)(ImageProcessor(Fast|Pil)?|FeatureExtractor)")

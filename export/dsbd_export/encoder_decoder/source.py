@@ -42,8 +42,8 @@ from dsbd_export.model_source import EngineGraph, ModelSource
 from dsbd_export.parity_cases import TREE, ComputeIn, ForestCase, forest_cases, num_drawn, text_case
 from dsbd_export.parts.sources import entry_of, fixed_sources
 from dsbd_export.progress import Report
-from dsbd_runtime.parts.encoder_entry import HIDDEN_STATES, SOURCE_IDS, EncoderEntry
-from dsbd_runtime.parts.source_values import SourceValues
+from dsbd_runtime.parts.source.encoder_entry import HIDDEN_STATES, SOURCE_IDS, EncoderEntry
+from dsbd_runtime.parts.source.source_values import SourceValues
 
 _OF_OTHERS = re.compile(
     r"_name_or_path|architectures|transformers_version|(torch_)?dtype|.*init.*|.*drop.*"

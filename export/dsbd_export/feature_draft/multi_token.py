@@ -35,7 +35,7 @@ from dsbd_export.feature_draft.source import FeatureDraftSource
 from dsbd_export.model_source import ModelSource
 from dsbd_export.pair import resize_vocabulary
 from dsbd_export.progress import Report
-from dsbd_runtime.parts.attention_rows import ATTENTION_MASK_SLIDING
+from dsbd_runtime.parts.attention.attention_rows import ATTENTION_MASK_SLIDING
 
 MTP = "mtp"
 _LAYER = "model.layers.0."  # names in the draft's module

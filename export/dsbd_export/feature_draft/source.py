@@ -43,10 +43,15 @@ from dsbd_export.feature_draft.model import load_feature_draft
 from dsbd_export.model_source import ModelSource
 from dsbd_export.parity_cases import TREE, ComputeIn, ForestCase, forest_cases, prefill_case
 from dsbd_export.progress import Report
-from dsbd_runtime.parts.cache_entries import equal_caches
-from dsbd_runtime.parts.feature_memory import FEATURE_INDEX, FEATURES, OWN_FEATURES, TARGET_FEATURES
-from dsbd_runtime.parts.features import FeatureEntry
-from dsbd_runtime.parts.head import LOGIT_ROWS
+from dsbd_runtime.parts.attention.cache_entries import equal_caches
+from dsbd_runtime.parts.feature.feature_memory import (
+    FEATURE_INDEX,
+    FEATURES,
+    OWN_FEATURES,
+    TARGET_FEATURES,
+)
+from dsbd_runtime.parts.feature.features import FeatureEntry
+from dsbd_runtime.parts.head.head import LOGIT_ROWS
 
 _NUM_ROWS = 128  # of the case that judges a lower precision
 

@@ -32,12 +32,18 @@ from dsbd_runtime.engine.session import EngineOptions
 from dsbd_runtime.engine.settings import EngineSettings
 from dsbd_runtime.loading import open_causal_lm
 from dsbd_runtime.ort.ort_module import LOG_ERRORS, import_ort
-from dsbd_runtime.parts.attention_rows import SRC_ROWS, WRITE_INDICES
-from dsbd_runtime.parts.cache_entries import parts_of, past_name, present_name, recent, source_name
-from dsbd_runtime.parts.feature_memory import HostFeatures
-from dsbd_runtime.parts.kv_cache import NUMPY_DTYPES
-from dsbd_runtime.parts.recent_rows import RECENT_WRITE_INDICES, SRC_RECENT_ROWS
-from dsbd_runtime.parts.sources import Sources
+from dsbd_runtime.parts.attention.attention_rows import SRC_ROWS, WRITE_INDICES
+from dsbd_runtime.parts.attention.cache_entries import (
+    parts_of,
+    past_name,
+    present_name,
+    recent,
+    source_name,
+)
+from dsbd_runtime.parts.attention.kv_cache import NUMPY_DTYPES
+from dsbd_runtime.parts.feature.feature_memory import HostFeatures
+from dsbd_runtime.parts.recent.recent_rows import RECENT_WRITE_INDICES, SRC_RECENT_ROWS
+from dsbd_runtime.parts.source.sources import Sources
 
 
 def _forward(

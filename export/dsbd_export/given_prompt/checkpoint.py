@@ -17,10 +17,10 @@ from dsbd_export.given_prompt.kinds import GIVEN_KINDS, GivenKind
 from dsbd_export.given_prompt.processor_files import refused
 from dsbd_runtime.bundle_files.bundle import ModelEntry
 from dsbd_runtime.errors import BundleError
-from dsbd_runtime.parts.given_grid import GridPicture
-from dsbd_runtime.parts.given_medium import MediumEntry
-from dsbd_runtime.parts.given_picture import GivenPicture
-from dsbd_runtime.parts.given_rows import GivenEntry
+from dsbd_runtime.media.given_grid import GridPicture
+from dsbd_runtime.media.given_picture import GivenPicture
+from dsbd_runtime.parts.given.given_medium import MediumEntry
+from dsbd_runtime.parts.given.given_rows import GivenEntry
 from dsbd_runtime.text.chat_template import ChatTemplate
 from dsbd_runtime.typed_json import typed
 

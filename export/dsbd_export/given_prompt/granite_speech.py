@@ -22,8 +22,8 @@ from dsbd_export.errors import ExportError
 from dsbd_export.given_prompt.encoders import attend_to_all, attended
 from dsbd_export.given_prompt.media import CALL_ROWS, Medium
 from dsbd_export.given_prompt.processor_files import refused, sound_settings
-from dsbd_runtime.parts.encoder_entry import INPUT_FEATURES
-from dsbd_runtime.parts.given_sound import StackedSound
+from dsbd_runtime.media.given_sound import StackedSound
+from dsbd_runtime.parts.source.encoder_entry import INPUT_FEATURES
 
 _NOT_USED: tuple[object, ...] = (None, False, "none", {})
 _PLAIN = {  # settings of an adapter that is nothing but products of two matrices, of one rank

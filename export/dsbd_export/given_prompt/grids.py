@@ -22,7 +22,7 @@ from dsbd_export.given_prompt.encoders import attend_to_all
 from dsbd_export.given_prompt.media import Medium, side_by_side
 from dsbd_export.given_prompt.processor_files import check_alike, picture_settings, values_of_pixels
 from dsbd_forward.rows import Ints
-from dsbd_runtime.parts.given_grid import COORDS, PATCHES, GridPicture
+from dsbd_runtime.media.given_grid import COORDS, PATCHES, GridPicture
 
 ValuesOf = Callable[[NDArray[np.float32], Ints], NDArray[np.float32]]
 

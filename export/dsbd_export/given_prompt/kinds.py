@@ -20,7 +20,7 @@ from dsbd_export.given_prompt import (
     whisper_windows,
 )
 from dsbd_export.given_prompt.media import Medium
-from dsbd_runtime.parts.given_medium import MediumEntry
+from dsbd_runtime.parts.given.given_medium import MediumEntry
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,8 +12,8 @@ from torch import Tensor
 from dsbd_export.parity_cases import ForestCase
 from dsbd_forward.forward import Source
 from dsbd_forward.rows import Ints
-from dsbd_runtime.parts.given_grid import mrope_positions
-from dsbd_runtime.parts.given_prompt import GivenPiece, GivenPrompt
+from dsbd_runtime.media.given_grid import mrope_positions
+from dsbd_runtime.parts.given.given_prompt import GivenPiece, GivenPrompt
 
 CALL_ROWS = 256
 """Most rows of a call of an engine: the longest medium has more."""

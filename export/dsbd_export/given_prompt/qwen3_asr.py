@@ -18,8 +18,8 @@ from dsbd_export.drawn_media import drawn_features
 from dsbd_export.given_prompt.encoders import attend_to_all
 from dsbd_export.given_prompt.media import CALL_ROWS, Medium
 from dsbd_export.given_prompt.processor_files import refused, sound_settings
-from dsbd_runtime.parts.encoder_entry import INPUT_FEATURES
-from dsbd_runtime.parts.given_sound import ChunkedSound
+from dsbd_runtime.media.given_sound import ChunkedSound
+from dsbd_runtime.parts.source.encoder_entry import INPUT_FEATURES
 
 
 def sound_of(files: CheckpointFiles) -> ChunkedSound:

@@ -43,9 +43,9 @@ from dsbd_export.parity_cases import (
     text_case,
 )
 from dsbd_export.progress import Report
-from dsbd_runtime.parts.attention_rows import POSITION_IDS
-from dsbd_runtime.parts.given_encoder import GIVEN_EMBEDDINGS
-from dsbd_runtime.parts.given_rows import GIVEN_ROWS, GivenRows
+from dsbd_runtime.parts.attention.attention_rows import POSITION_IDS
+from dsbd_runtime.parts.given.given_encoder import GIVEN_EMBEDDINGS
+from dsbd_runtime.parts.given.given_rows import GIVEN_ROWS, GivenRows
 from dsbd_runtime.parts.part import BOOL, FLOAT32, INT64, Tensors
 
 _LIMIT = 1e-4  # of the rows' own scale, in fp32: 5e-7 on tiny models

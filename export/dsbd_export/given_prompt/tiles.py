@@ -23,7 +23,7 @@ from dsbd_export.given_prompt.processor_files import (
     picture_settings,
     values_of_pixels,
 )
-from dsbd_runtime.parts.given_picture import PIXEL_VALUES, CanvasPicture, TiledPicture
+from dsbd_runtime.media.given_picture import PIXEL_VALUES, CanvasPicture, TiledPicture
 
 
 def tiled_picture(files: CheckpointFiles) -> TiledPicture:

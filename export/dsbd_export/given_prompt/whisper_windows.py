@@ -19,8 +19,8 @@ from dsbd_export.drawn_media import drawn_features
 from dsbd_export.given_prompt.encoders import attend_to_all
 from dsbd_export.given_prompt.media import Medium
 from dsbd_export.given_prompt.processor_files import sound_settings
-from dsbd_runtime.parts.encoder_entry import INPUT_FEATURES
-from dsbd_runtime.parts.given_sound import WindowedSound
+from dsbd_runtime.media.given_sound import WindowedSound
+from dsbd_runtime.parts.source.encoder_entry import INPUT_FEATURES
 
 _MOST_SECONDS = 655  # of GLM-ASR, of which transformers reads no more
 

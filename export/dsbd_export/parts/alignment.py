@@ -2,7 +2,7 @@
 
 It is the decoder's graph with another output and the weights of model.onnx.data. By the attentions
 that follow the sound (``alignment_heads``) it returns which token is heard where; the shapes are
-those of ``dsbd_runtime.parts.alignment``.
+those of ``dsbd_runtime.parts.source.alignment``.
 
     alignment_weights = Softmax(scale * query @ cross.key^T)       of these heads, (A, S, N)
 """
@@ -27,11 +27,11 @@ from dsbd_export.gate.parity_engine import as_export_errors, parity_engine
 from dsbd_export.parity_cases import ComputeIn, Reference, num_drawn
 from dsbd_export.parts.sources import entry_of, fixed_sources
 from dsbd_runtime.bundle_files.bundle import MODEL_FILE, Bundle
-from dsbd_runtime.parts.alignment import Alignment
-from dsbd_runtime.parts.encoder_entry import SOURCE_LENGTHS, EncoderEntry, cross_name
-from dsbd_runtime.parts.head import LOGITS
-from dsbd_runtime.parts.source_values import SourceValues
-from dsbd_runtime.parts.speech_entry import (
+from dsbd_runtime.parts.head.head import LOGITS
+from dsbd_runtime.parts.source.alignment import Alignment
+from dsbd_runtime.parts.source.encoder_entry import SOURCE_LENGTHS, EncoderEntry, cross_name
+from dsbd_runtime.parts.source.source_values import SourceValues
+from dsbd_runtime.parts.source.speech_entry import (
     ALIGNMENT_FILE,
     ALIGNMENT_WEIGHTS,
     AlignmentEntry,

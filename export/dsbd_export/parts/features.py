@@ -26,8 +26,8 @@ from dsbd_export.checkpoints.checkpoint import Checkpoint
 from dsbd_export.errors import ExportError
 from dsbd_export.gate.parity_engine import ParityEngine, parity_engine
 from dsbd_export.parity_cases import ComputeIn, ForestCase, Reference
-from dsbd_runtime.parts.feature_memory import FEATURE_ROWS, FEATURES, HostFeatures
-from dsbd_runtime.parts.features import FeatureEntry
+from dsbd_runtime.parts.feature.feature_memory import FEATURE_ROWS, FEATURES, HostFeatures
+from dsbd_runtime.parts.feature.features import FeatureEntry
 
 # By (dtype, quantize): the norm of the error over that of the features, of the text. Another
 # layer's hidden states, or another row's, are off by about 1.

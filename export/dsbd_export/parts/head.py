@@ -1,7 +1,7 @@
 """Head: the logits of some nodes, and the top-k head: their K largest and the log-sum of all.
 
 The top-k head is put on the finished file, and judged against the logits; shapes:
-``dsbd_runtime.parts.head``.
+``dsbd_runtime.parts.head.head``.
 
     top_logits, top_ids = TopK(logits, K)                  largest first, ties by lower id
     logsumexp           = top_logits[0] - LogSoftmax(logits)[top_ids[0]], or for WebGPU
@@ -46,7 +46,7 @@ from dsbd_export.parts.draft_vocabulary import cut_head, spread
 from dsbd_forward.logits import TopLogits
 from dsbd_runtime.bundle_files.bundle import Bundle
 from dsbd_runtime.bundle_files.manifest import WEBGPU
-from dsbd_runtime.parts.head import FULL, LOGIT_ROWS, LOGITS, LOGSUMEXP, TOP_IDS, TOP_LOGITS
+from dsbd_runtime.parts.head.head import FULL, LOGIT_ROWS, LOGITS, LOGSUMEXP, TOP_IDS, TOP_LOGITS
 
 
 class ExportedHead(ExportPart):

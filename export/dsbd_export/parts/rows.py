@@ -40,8 +40,8 @@ from dsbd_export.checkpoints.families import AttentionForm
 from dsbd_export.checkpoints.model_config import MASK_BY_LAYER_TYPE
 from dsbd_export.errors import ExportError
 from dsbd_runtime.bundle_files.bundle import FOLD_FILE
-from dsbd_runtime.parts.attention_rows import SRC_ROWS, WRITE_INDICES
-from dsbd_runtime.parts.cache_entries import (
+from dsbd_runtime.parts.attention.attention_rows import SRC_ROWS, WRITE_INDICES
+from dsbd_runtime.parts.attention.cache_entries import (
     CONVOLUTION_ROWS,
     RECURRENT_ROWS,
     ConvolutionRows,
@@ -50,7 +50,7 @@ from dsbd_runtime.parts.cache_entries import (
     recent,
     recurrent,
 )
-from dsbd_runtime.parts.recent_rows import (
+from dsbd_runtime.parts.recent.recent_rows import (
     ANCESTORS,
     CHECKPOINT_ROWS,
     RECENT_MASK,

@@ -49,16 +49,16 @@ from dsbd_runtime.bundle_files.bundle import (
     MODEL_FILE,
     WEIGHTS_FILE,
 )
-from dsbd_runtime.parts.attention_rows import ROW_POSITIONS
-from dsbd_runtime.parts.encoder_entry import (
+from dsbd_runtime.parts.attention.attention_rows import ROW_POSITIONS
+from dsbd_runtime.parts.source.encoder_entry import (
     SOURCE_LENGTHS,
     SOURCE_PLACES,
     SOURCE_ROWS,
     EncoderEntry,
     cross_name,
 )
-from dsbd_runtime.parts.source_values import SourceValues
-from dsbd_runtime.parts.speech_entry import SoundFeatures
+from dsbd_runtime.parts.source.source_values import SourceValues
+from dsbd_runtime.parts.source.speech_entry import SoundFeatures
 
 _SOURCES = Axis("B", 2)
 

@@ -26,7 +26,7 @@ from onnx_ir.passes import PassManager, common
 from dsbd_export.errors import ExportError
 from dsbd_export.passes.optimize import known_heads_and_width
 from dsbd_export.passes.weighted_layers import Store, replace_node, shape_of, weight_of
-from dsbd_runtime.parts.cache_entries import KEY, VALUE, present_name
+from dsbd_runtime.parts.attention.cache_entries import KEY, VALUE, present_name
 
 _EXACT_BITS = 24  # integers of fp32
 _WEIGHT_BITS = 14  # of a row's largest weight

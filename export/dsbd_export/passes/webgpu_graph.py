@@ -24,8 +24,8 @@ from dsbd_export.passes.webgpu_operators import check_operators, constant, repla
 from dsbd_export.passes.weighted_layers import replace_node
 from dsbd_runtime.bundle_files.manifest import PORTABLE, WEBGPU
 from dsbd_runtime.ort.ort_module import import_ort
-from dsbd_runtime.parts.attention_rows import POSITION_IDS, SRC_ROWS
-from dsbd_runtime.parts.cache_entries import source_name
+from dsbd_runtime.parts.attention.attention_rows import POSITION_IDS, SRC_ROWS
+from dsbd_runtime.parts.attention.cache_entries import source_name
 
 _COPYING = ("Identity", "Reshape", "ScatterElements", "Squeeze", "Unsqueeze")
 _ACCURACY_LEVEL = 1  # of MatMulNBits: at 4 the CPU provider rounds rows to int8, WebGPU does not

@@ -8,8 +8,8 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from dsbd_runtime.parts.attention_rows import INPUT_IDS
-from dsbd_runtime.parts.feature_memory import TARGET_FEATURES
+from dsbd_runtime.parts.attention.attention_rows import INPUT_IDS
+from dsbd_runtime.parts.feature.feature_memory import TARGET_FEATURES
 
 _CHUNK_ELEMENTS = 4 * 2**20
 MIN_IN_FEATURES = 32  # one block; a smaller product is no layer, as the one of rotary frequencies

@@ -31,7 +31,7 @@ from dsbd_runtime.bundle_files.bundle import (
 )
 from dsbd_runtime.bundle_files.durable_files import put_in_place
 from dsbd_runtime.bundle_files.manifest import quantize_option
-from dsbd_runtime.parts.cache_entries import recent
+from dsbd_runtime.parts.attention.cache_entries import recent
 from dsbd_runtime.tensorrt.trt_module import first_reason, trt_logger
 from dsbd_runtime.tensorrt.trt_record import (
     ENGINE_FILE,

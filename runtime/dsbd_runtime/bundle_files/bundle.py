@@ -32,10 +32,10 @@ from dsbd_runtime.bundle_files.manifest import (
     manifest_from_file,
 )
 from dsbd_runtime.errors import BundleError, InputError
-from dsbd_runtime.parts.cache_entries import CacheEntry
-from dsbd_runtime.parts.encoder_entry import ENCODER_FILE, ENCODER_WEIGHTS_FILE
-from dsbd_runtime.parts.recent_rows import FOLD_FILE
-from dsbd_runtime.parts.speech_entry import ALIGNMENT_FILE
+from dsbd_runtime.parts.attention.cache_entries import CacheEntry
+from dsbd_runtime.parts.recent.recent_rows import FOLD_FILE
+from dsbd_runtime.parts.source.encoder_entry import ENCODER_FILE, ENCODER_WEIGHTS_FILE
+from dsbd_runtime.parts.source.speech_entry import ALIGNMENT_FILE
 from dsbd_runtime.phases import phase, shown_bytes
 from dsbd_runtime.typed_json import in_short, name_in_short
 

@@ -15,21 +15,22 @@ from dsbd_forward.spec import EngineSpec, MemorySpec
 from dsbd_runtime.bundle_files.draft_record import DraftAgreement
 from dsbd_runtime.bundle_files.older_manifests import MOST_LAYERS, OLDER_VERSIONS, as_current
 from dsbd_runtime.errors import BundleError
-from dsbd_runtime.parts.alignment import AlignmentGraphEntry
-from dsbd_runtime.parts.attention_rows import (
+from dsbd_runtime.media import given_grid, given_picture, given_sound  # noqa: F401 - kinds of media
+from dsbd_runtime.parts.attention.attention_rows import (
     ATTENTION_MASK,
     ATTENTION_MASK_SLIDING,
     AttentionEntry,
 )
-from dsbd_runtime.parts.cache_entries import CacheEntry, every_row, recent
-from dsbd_runtime.parts.encoder_entry import EncoderEntry, check_shared_encoder
-from dsbd_runtime.parts.features import FeatureEntry, features_part
-from dsbd_runtime.parts.given_rows import GivenEntry, GivenRowsEntry, check_shared_rows
-from dsbd_runtime.parts.head import FULL, HeadEntry, parse_num_top_logits
+from dsbd_runtime.parts.attention.cache_entries import CacheEntry, every_row, recent
+from dsbd_runtime.parts.feature.features import FeatureEntry, features_part
+from dsbd_runtime.parts.given.given_rows import GivenEntry, GivenRowsEntry, check_shared_rows
+from dsbd_runtime.parts.head.head import FULL, HeadEntry, parse_num_top_logits
 from dsbd_runtime.parts.part import GraphContract, PartEntry
-from dsbd_runtime.parts.recent_rows import RecentEntry
-from dsbd_runtime.parts.sources import SourcesEntry
-from dsbd_runtime.parts.speech_entry import check_speech
+from dsbd_runtime.parts.recent.recent_rows import RecentEntry
+from dsbd_runtime.parts.source.alignment import AlignmentGraphEntry
+from dsbd_runtime.parts.source.encoder_entry import EncoderEntry, check_shared_encoder
+from dsbd_runtime.parts.source.sources import SourcesEntry
+from dsbd_runtime.parts.source.speech_entry import check_speech
 from dsbd_runtime.typed_json import (
     UnknownEntryError,
     check_counts,

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from dsbd_runtime.errors import BundleError
-from dsbd_runtime.parts.cache_entries import equal_caches
-from dsbd_runtime.parts.head import FULL
+from dsbd_runtime.parts.attention.cache_entries import equal_caches
+from dsbd_runtime.parts.head.head import FULL
 from dsbd_runtime.typed_json import check_counts, mismatch, typed
 
 OLDER_VERSIONS = (3, 2)

@@ -29,9 +29,9 @@ from dsbd_runtime.devices import (
     StagedArrays,
     Staging,
 )
-from dsbd_runtime.parts.attention_rows import SRC_ROWS, WRITE_INDICES
+from dsbd_runtime.parts.attention.attention_rows import SRC_ROWS, WRITE_INDICES
+from dsbd_runtime.parts.attention.kv_cache import DeviceCaches
 from dsbd_runtime.parts.device_binder import StagedCall, row_bucket
-from dsbd_runtime.parts.kv_cache import DeviceCaches
 from dsbd_runtime.parts.part import BOOL, INT64
 
 _ELEMENTS = {INT64: "int64", BOOL: "bool"}

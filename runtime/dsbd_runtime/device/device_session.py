@@ -8,9 +8,9 @@ from numpy.typing import NDArray
 from dsbd_runtime.device.bound_calls import BoundCaches, LoadedModel
 from dsbd_runtime.devices import RecordedWork
 from dsbd_runtime.errors import CapacityError, EngineError
-from dsbd_runtime.parts.attention_rows import Rows
+from dsbd_runtime.parts.attention.attention_rows import Rows
 from dsbd_runtime.parts.device_binder import StagedCall, padded_rows, row_bucket
-from dsbd_runtime.parts.head import Head
+from dsbd_runtime.parts.head.head import Head
 from dsbd_runtime.parts.part import Call, DevicePlace, part_of
 
 

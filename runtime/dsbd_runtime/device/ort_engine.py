@@ -22,9 +22,9 @@ from dsbd_runtime.engine.providers import Provider, check_runnable
 from dsbd_runtime.engine.session import EngineOptions
 from dsbd_runtime.errors import BundleError, CapacityError, EngineError, ProviderError
 from dsbd_runtime.ort.ort_module import LOG_ERRORS, import_ort_for
-from dsbd_runtime.parts.attention_rows import MAX_FORWARD_ROWS
+from dsbd_runtime.parts.attention.attention_rows import MAX_FORWARD_ROWS
+from dsbd_runtime.parts.attention.kv_cache import bucket_capacity
 from dsbd_runtime.parts.graph_check import check_graph
-from dsbd_runtime.parts.kv_cache import bucket_capacity
 
 _NO_FALLBACK = {"session.disable_cpu_ep_fallback": "1"}
 _INTEGER_PRODUCTS = {"ep.cuda.fpa_intb_gemm": "1"}  # of fp16 rows, without dequantizing weights

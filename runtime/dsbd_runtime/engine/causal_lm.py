@@ -14,16 +14,16 @@ from dsbd_forward.forward import Forward, ForwardResult, Source
 from dsbd_runtime.bundle_files.manifest import ModelEntry
 from dsbd_runtime.engine.session import Session
 from dsbd_runtime.errors import CapacityError, InputError
-from dsbd_runtime.parts.alignment import Alignment
-from dsbd_runtime.parts.attention_rows import MAX_FORWARD_ROWS, Rows, num_in_place
-from dsbd_runtime.parts.cross_slots import CrossSlots
-from dsbd_runtime.parts.features import FeaturesOfDraft, FeaturesOfTarget
-from dsbd_runtime.parts.forward_checks import check_forward, check_keep
-from dsbd_runtime.parts.given_rows import GivenRows
-from dsbd_runtime.parts.head import Head
+from dsbd_runtime.parts.attention.attention_rows import MAX_FORWARD_ROWS, Rows, num_in_place
+from dsbd_runtime.parts.feature.features import FeaturesOfDraft, FeaturesOfTarget
+from dsbd_runtime.parts.given.given_rows import GivenRows
+from dsbd_runtime.parts.head.forward_checks import check_forward, check_keep
+from dsbd_runtime.parts.head.head import Head
 from dsbd_runtime.parts.part import Call, Part, PartT, part_of
-from dsbd_runtime.parts.recent_rows import RecentRows
-from dsbd_runtime.parts.sources import Sources
+from dsbd_runtime.parts.recent.recent_rows import RecentRows
+from dsbd_runtime.parts.source.alignment import Alignment
+from dsbd_runtime.parts.source.cross_slots import CrossSlots
+from dsbd_runtime.parts.source.sources import Sources
 
 KINDS: tuple[type[Part], ...] = (
     Rows,

@@ -15,7 +15,7 @@ from dsbd_runtime.bundle_files.manifest import (
     quantize_option,
 )
 from dsbd_runtime.errors import ProviderError
-from dsbd_runtime.parts.cache_entries import recent
+from dsbd_runtime.parts.attention.cache_entries import recent
 from dsbd_runtime.typed_json import in_short
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from dsbd_runtime.bundle_files.bundle import Bundle
 from dsbd_runtime.engine.providers import Placement
 from dsbd_runtime.engine.settings import EngineSettings
-from dsbd_runtime.parts.attention_rows import Rows
+from dsbd_runtime.parts.attention.attention_rows import Rows
 from dsbd_runtime.parts.part import Call, NewRows, Part
 
 

@@ -15,9 +15,9 @@ from dsbd_runtime.engine.settings import EngineSettings
 from dsbd_runtime.errors import EngineError
 from dsbd_runtime.ort.ort_module import LOG_ERRORS, OrtGraphs
 from dsbd_runtime.ort.prepared_engine import PreparedEngine
-from dsbd_runtime.parts.attention_rows import Rows
+from dsbd_runtime.parts.attention.attention_rows import Rows
 from dsbd_runtime.parts.graph_check import call_error, check_graph
-from dsbd_runtime.parts.head import Head
+from dsbd_runtime.parts.head.head import Head
 from dsbd_runtime.parts.host_binder import HostBinder
 from dsbd_runtime.parts.part import Call, HostPlace, NewRows, Part, PartEntry, part_of
 

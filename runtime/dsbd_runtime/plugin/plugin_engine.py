@@ -21,7 +21,7 @@ from dsbd_runtime.devices import DeviceArray
 from dsbd_runtime.engine.providers import check_runnable
 from dsbd_runtime.engine.session import EngineOptions
 from dsbd_runtime.ort.ort_module import import_ort_for
-from dsbd_runtime.parts.attention_rows import MAX_FORWARD_ROWS
+from dsbd_runtime.parts.attention.attention_rows import MAX_FORWARD_ROWS
 from dsbd_runtime.parts.graph_check import check_graph
 from dsbd_runtime.plugin.number_check import check_numbers
 from dsbd_runtime.plugin.plugin_module import TURNS, plugin_device

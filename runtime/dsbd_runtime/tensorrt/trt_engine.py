@@ -21,8 +21,8 @@ from dsbd_runtime.devices import DeviceArray
 from dsbd_runtime.engine.providers import check_runnable
 from dsbd_runtime.engine.session import EngineOptions
 from dsbd_runtime.errors import BundleError, CapacityError, EngineError
-from dsbd_runtime.parts.attention_rows import MAX_FORWARD_ROWS
-from dsbd_runtime.parts.cache_entries import CacheEntry, parts_of, past_name, present_name
+from dsbd_runtime.parts.attention.attention_rows import MAX_FORWARD_ROWS
+from dsbd_runtime.parts.attention.cache_entries import CacheEntry, parts_of, past_name, present_name
 from dsbd_runtime.tensorrt.trt_module import FLAVOURS, Flavour, first_reason, import_trt, trt_logger
 from dsbd_runtime.tensorrt.trt_record import (
     ENGINE_FILE,

@@ -18,9 +18,9 @@ from dsbd_forward.features import ParentFeatures
 from dsbd_forward.rows import Ints
 from dsbd_runtime.devices import Device, DeviceArray
 from dsbd_runtime.errors import CapacityError
+from dsbd_runtime.parts.attention.kv_cache import NUMPY_DTYPES
 from dsbd_runtime.parts.device_binder import StagedCall
 from dsbd_runtime.parts.host_binder import HostBinder
-from dsbd_runtime.parts.kv_cache import NUMPY_DTYPES
 
 FEATURE_ROWS = "feature_rows"
 FEATURES = "features"

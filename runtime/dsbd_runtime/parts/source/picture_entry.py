@@ -10,8 +10,8 @@ from typing import ClassVar
 import numpy as np
 
 from dsbd_runtime.errors import InputError
-from dsbd_runtime.parts.pixel_values import NUM_CHANNELS, Pixels, PixelValues, Resize, Size
-from dsbd_runtime.parts.source_values import SourceValues
+from dsbd_runtime.parts.source.pixel_values import NUM_CHANNELS, Pixels, PixelValues, Resize, Size
+from dsbd_runtime.parts.source.source_values import SourceValues
 from dsbd_runtime.typed_json import check_counts
 
 _MOST_PIXELS = 8_192  # of a side: a page of Donut has 2,560

@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 from dsbd_forward.forward import Source
 from dsbd_forward.rows import Ints
 from dsbd_runtime.errors import CapacityError
-from dsbd_runtime.parts.encoder_entry import EncoderEntry
-from dsbd_runtime.parts.kv_cache import NUMPY_DTYPES
-from dsbd_runtime.parts.ort_encoder import MOST_BYTES, MOST_SOURCES, CrossRows, OrtEncoder
+from dsbd_runtime.parts.attention.kv_cache import NUMPY_DTYPES
+from dsbd_runtime.parts.source.encoder_entry import EncoderEntry
+from dsbd_runtime.parts.source.ort_encoder import MOST_BYTES, MOST_SOURCES, CrossRows, OrtEncoder
 
 _ROUNDED = 16  # tokens: a slightly longer source needs no other buffers, and padding costs its time
 _WASTEFUL = 2  # times what a call needs: slots that long, or that far apart, are made anew

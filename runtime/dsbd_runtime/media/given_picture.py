@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dsbd_runtime.parts.given_medium import MediumEntry
-from dsbd_runtime.parts.given_prompt import GivenPiece
+from dsbd_runtime.parts.given.given_medium import MediumEntry
+from dsbd_runtime.parts.given.given_prompt import GivenPiece
 from dsbd_runtime.parts.part import FLOAT32, Tensors, TensorSpec
-from dsbd_runtime.parts.pixel_values import NUM_CHANNELS, Pixels, PixelValues, Resize, Size
+from dsbd_runtime.parts.source.pixel_values import NUM_CHANNELS, Pixels, PixelValues, Resize, Size
 from dsbd_runtime.typed_json import check_counts, mismatch
 
 PIXEL_VALUES = "pixel_values"

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from dsbd_forward.forward import SourceReading
 from dsbd_runtime.errors import EngineError, InputError
-from dsbd_runtime.parts.given_medium import CTC_LOGITS
-from dsbd_runtime.parts.given_prompt import GivenPiece
+from dsbd_runtime.parts.given.given_medium import CTC_LOGITS
+from dsbd_runtime.parts.given.given_prompt import GivenPiece
 from dsbd_runtime.parts.graph_check import call_error, check_graph
 from dsbd_runtime.parts.part import BOOL, FLOAT32, INT64, GraphContract, TensorSpec
 

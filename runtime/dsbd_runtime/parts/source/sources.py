@@ -10,18 +10,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from dsbd_runtime.parts.attention_rows import places_of_rows
-from dsbd_runtime.parts.cross_slots import CrossSlots
-from dsbd_runtime.parts.encoder_entry import (
-    ENCODER_FILE,
-    SOURCE_LENGTHS,
-    SOURCE_PLACES,
-    SOURCE_ROWS,
-    EncoderEntry,
-    cross_specs,
-)
+from dsbd_runtime.parts.attention.attention_rows import places_of_rows
 from dsbd_runtime.parts.host_binder import HostBinder
-from dsbd_runtime.parts.ort_encoder import OrtEncoder
 from dsbd_runtime.parts.part import (
     INT64,
     Call,
@@ -31,6 +21,16 @@ from dsbd_runtime.parts.part import (
     PartEntry,
     TensorSpec,
 )
+from dsbd_runtime.parts.source.cross_slots import CrossSlots
+from dsbd_runtime.parts.source.encoder_entry import (
+    ENCODER_FILE,
+    SOURCE_LENGTHS,
+    SOURCE_PLACES,
+    SOURCE_ROWS,
+    EncoderEntry,
+    cross_specs,
+)
+from dsbd_runtime.parts.source.ort_encoder import OrtEncoder
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,8 +28,8 @@ from numpy.typing import NDArray
 from dsbd_forward.forward import NO_ROW, Forward
 from dsbd_forward.rows import Ints
 from dsbd_runtime.errors import InputError
-from dsbd_runtime.parts.attention_rows import num_in_place, places_of_rows
-from dsbd_runtime.parts.fold_chains import foldable_chains
+from dsbd_runtime.parts.attention.attention_rows import num_in_place, places_of_rows
+from dsbd_runtime.parts.recent.fold_chains import foldable_chains
 
 MOST_HELD = 4
 """Checkpoints that stay for paths that branch off later."""

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from dsbd_runtime.devices import Device, DeviceArray
 from dsbd_runtime.errors import CapacityError, EngineError
-from dsbd_runtime.parts.cache_entries import (
+from dsbd_runtime.parts.attention.cache_entries import (
     CacheEntry,
     parts_of,
     past_name,

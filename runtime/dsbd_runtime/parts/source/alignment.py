@@ -23,18 +23,17 @@ from numpy.typing import NDArray
 
 from dsbd_forward.forward import Source
 from dsbd_runtime.errors import CapacityError
-from dsbd_runtime.parts.attention_rows import (
+from dsbd_runtime.parts.attention.attention_rows import (
     INPUT_IDS,
     POSITION_IDS,
     WRITE_INDICES,
     AttentionEntry,
     places_of_rows,
 )
-from dsbd_runtime.parts.cache_entries import parts_of, past_name
-from dsbd_runtime.parts.encoder_entry import SOURCE_LENGTHS, SOURCE_PLACES, SOURCE_ROWS
+from dsbd_runtime.parts.attention.cache_entries import parts_of, past_name
+from dsbd_runtime.parts.attention.kv_cache import NUMPY_DTYPES
 from dsbd_runtime.parts.graph_check import call_error, check_graph
-from dsbd_runtime.parts.head import LOGIT_ROWS, LOGITS, HeadEntry
-from dsbd_runtime.parts.kv_cache import NUMPY_DTYPES
+from dsbd_runtime.parts.head.head import LOGIT_ROWS, LOGITS, HeadEntry
 from dsbd_runtime.parts.part import (
     FLOAT32,
     GraphContract,
@@ -44,8 +43,9 @@ from dsbd_runtime.parts.part import (
     TensorSpec,
     part_of,
 )
-from dsbd_runtime.parts.sources import Sources, SourcesEntry
-from dsbd_runtime.parts.speech_entry import ALIGNMENT_FILE, ALIGNMENT_WEIGHTS
+from dsbd_runtime.parts.source.encoder_entry import SOURCE_LENGTHS, SOURCE_PLACES, SOURCE_ROWS
+from dsbd_runtime.parts.source.sources import Sources, SourcesEntry
+from dsbd_runtime.parts.source.speech_entry import ALIGNMENT_FILE, ALIGNMENT_WEIGHTS
 
 
 @dataclass(frozen=True)

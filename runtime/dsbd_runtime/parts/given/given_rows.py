@@ -27,12 +27,10 @@ from dsbd_errors import DsbdError
 from dsbd_forward.forward import Source
 from dsbd_forward.rows import NO_INTS, Ints
 from dsbd_runtime.errors import InputError
-from dsbd_runtime.parts import given_grid, given_picture, given_sound  # noqa: F401 - kinds of media
-from dsbd_runtime.parts.attention_rows import POSITION_IDS
-from dsbd_runtime.parts.encoder_entry import ENCODER_FILE
-from dsbd_runtime.parts.given_encoder import GIVEN_EMBEDDINGS, GivenEncoder
-from dsbd_runtime.parts.given_medium import MediumEntry
-from dsbd_runtime.parts.given_prompt import GivenPrompt
+from dsbd_runtime.parts.attention.attention_rows import POSITION_IDS
+from dsbd_runtime.parts.given.given_encoder import GIVEN_EMBEDDINGS, GivenEncoder
+from dsbd_runtime.parts.given.given_medium import MediumEntry
+from dsbd_runtime.parts.given.given_prompt import GivenPrompt
 from dsbd_runtime.parts.host_binder import HostBinder
 from dsbd_runtime.parts.part import (
     FLOAT32,
@@ -45,6 +43,7 @@ from dsbd_runtime.parts.part import (
     Tensors,
     TensorSpec,
 )
+from dsbd_runtime.parts.source.encoder_entry import ENCODER_FILE
 from dsbd_runtime.typed_json import check_counts, mismatch
 
 GIVEN_ROWS = "given_rows"

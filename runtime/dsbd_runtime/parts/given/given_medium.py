@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dsbd_runtime.parts.given_prompt import GivenPiece
+from dsbd_runtime.parts.given.given_prompt import GivenPiece
 from dsbd_runtime.parts.part import Tensors
 
 CTC_LOGITS = "ctc_logits"

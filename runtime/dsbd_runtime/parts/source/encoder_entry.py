@@ -34,11 +34,11 @@ from numpy.typing import NDArray
 from dsbd_forward.forward import Source
 from dsbd_forward.rows import Ints
 from dsbd_runtime.errors import BundleError, CapacityError, InputError
-from dsbd_runtime.parts.cache_entries import AttentionRows, parts_of
+from dsbd_runtime.parts.attention.cache_entries import AttentionRows, parts_of
 from dsbd_runtime.parts.part import FLOAT32, FLOAT_TYPES, INT64, GraphContract, Tensors, TensorSpec
-from dsbd_runtime.parts.picture_entry import PictureEntry
-from dsbd_runtime.parts.source_values import FixedSource, checked_values
-from dsbd_runtime.parts.speech_entry import SpeechEntry
+from dsbd_runtime.parts.source.picture_entry import PictureEntry
+from dsbd_runtime.parts.source.source_values import FixedSource, checked_values
+from dsbd_runtime.parts.source.speech_entry import SpeechEntry
 from dsbd_runtime.typed_json import in_short, mismatch
 
 ENCODER_FILE = "encoder.onnx"

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsbd_runtime.errors import BundleError
-from dsbd_runtime.parts.source_values import SourceValues
+from dsbd_runtime.parts.source.source_values import SourceValues
 from dsbd_runtime.typed_json import check_counts, mismatch, name_in_short
 
 Features = NDArray[np.float32]

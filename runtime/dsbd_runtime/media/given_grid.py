@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 
 from dsbd_forward.rows import Ints
 from dsbd_runtime.errors import InputError
-from dsbd_runtime.parts.given_medium import MediumEntry
-from dsbd_runtime.parts.given_picture import GivenPicture, Grid, rounded_up
-from dsbd_runtime.parts.given_prompt import GivenPiece
+from dsbd_runtime.media.given_picture import GivenPicture, Grid, rounded_up
+from dsbd_runtime.parts.given.given_medium import MediumEntry
+from dsbd_runtime.parts.given.given_prompt import GivenPiece
 from dsbd_runtime.parts.part import FLOAT32, INT64, Tensors, TensorSpec
-from dsbd_runtime.parts.pixel_values import NUM_CHANNELS, Pixels, Resize, Size
+from dsbd_runtime.parts.source.pixel_values import NUM_CHANNELS, Pixels, Resize, Size
 from dsbd_runtime.typed_json import UnknownEntryError, check_counts
 
 PATCHES, COORDS, TAPS, TAP_WEIGHTS = "patches", "coords", "taps", "tap_weights"

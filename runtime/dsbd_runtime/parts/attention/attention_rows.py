@@ -29,10 +29,10 @@ from numpy.typing import NDArray
 
 from dsbd_forward.forward import Forward
 from dsbd_forward.rows import Ints
-from dsbd_runtime.parts.cache_entries import CacheEntry, cache_tensors
+from dsbd_runtime.parts.attention.cache_entries import CacheEntry, cache_tensors
+from dsbd_runtime.parts.attention.kv_cache import HostRows
 from dsbd_runtime.parts.device_binder import StagedCall
 from dsbd_runtime.parts.host_binder import HostBinder
-from dsbd_runtime.parts.kv_cache import HostRows
 from dsbd_runtime.parts.part import (
     BOOL,
     INT64,

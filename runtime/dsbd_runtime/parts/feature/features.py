@@ -28,7 +28,7 @@ from dsbd_forward.features import ParentFeatures
 from dsbd_forward.forward import Forward
 from dsbd_forward.rows import NO_INTS, Ints
 from dsbd_runtime.errors import InputError
-from dsbd_runtime.parts.feature_memory import (
+from dsbd_runtime.parts.feature.feature_memory import (
     FEATURE_INDEX,
     FEATURE_ROWS,
     FEATURES,

@@ -13,13 +13,13 @@ from types import ModuleType
 from typing import Any
 
 from dsbd_forward.forward import Source, SourceReading
-from dsbd_runtime.parts.encoder_entry import (
+from dsbd_runtime.parts.graph_check import call_error, check_graph
+from dsbd_runtime.parts.source.encoder_entry import (
     HIDDEN_STATES,
     EncoderEntry,
     encoder_contract,
     encoder_input,
 )
-from dsbd_runtime.parts.graph_check import call_error, check_graph
 
 MOST_SOURCES = 256
 MOST_BYTES = 2**30

@@ -27,8 +27,8 @@ from dsbd_forward.logits import DenseLogits, Logits, TopLogits
 from dsbd_forward.rows import Ints
 from dsbd_forward.spec import HeadSpec
 from dsbd_runtime.errors import InputError
-from dsbd_runtime.parts.forward_checks import check_array, check_range
-from dsbd_runtime.parts.full_logits import DeviceLogits, HostLogits
+from dsbd_runtime.parts.head.forward_checks import check_array, check_range
+from dsbd_runtime.parts.head.full_logits import DeviceLogits, HostLogits
 from dsbd_runtime.parts.host_binder import HeadOutput
 from dsbd_runtime.parts.part import (
     FLOAT32,

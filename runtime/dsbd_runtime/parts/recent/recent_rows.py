@@ -37,8 +37,8 @@ from numpy.typing import NDArray
 
 from dsbd_forward.rows import Ints
 from dsbd_runtime.errors import CapacityError
-from dsbd_runtime.parts.attention_rows import MAX_FORWARD_ROWS
-from dsbd_runtime.parts.cache_entries import (
+from dsbd_runtime.parts.attention.attention_rows import MAX_FORWARD_ROWS
+from dsbd_runtime.parts.attention.cache_entries import (
     CacheEntry,
     cache_tensors,
     folded_name,
@@ -49,10 +49,9 @@ from dsbd_runtime.parts.cache_entries import (
     recent,
     recurrent,
 )
-from dsbd_runtime.parts.fold_chains import FOLDED_TOGETHER, STAY_RECENT
+from dsbd_runtime.parts.attention.kv_cache import KVCache, row_bytes
 from dsbd_runtime.parts.graph_check import call_error
 from dsbd_runtime.parts.host_binder import HostBinder
-from dsbd_runtime.parts.kv_cache import KVCache, row_bytes
 from dsbd_runtime.parts.part import (
     BOOL,
     FLOAT32,
@@ -65,7 +64,8 @@ from dsbd_runtime.parts.part import (
     Tensors,
     TensorSpec,
 )
-from dsbd_runtime.parts.recent_paths import NewRows, RecentPaths
+from dsbd_runtime.parts.recent.fold_chains import FOLDED_TOGETHER, STAY_RECENT
+from dsbd_runtime.parts.recent.recent_paths import NewRows, RecentPaths
 
 FOLD_FILE = "fold.onnx"
 ANCESTORS = "ancestors"

@@ -9,11 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsbd_runtime.errors import InputError
-from dsbd_runtime.parts.encoder_entry import INPUT_FEATURES
-from dsbd_runtime.parts.given_medium import CTC_LOGITS, MediumEntry
-from dsbd_runtime.parts.given_prompt import GivenPiece
+from dsbd_runtime.parts.given.given_medium import CTC_LOGITS, MediumEntry
+from dsbd_runtime.parts.given.given_prompt import GivenPiece
 from dsbd_runtime.parts.part import BOOL, FLOAT32, INT64, Tensors, TensorSpec
-from dsbd_runtime.parts.speech_entry import LARGEST_SOUND
+from dsbd_runtime.parts.source.encoder_entry import INPUT_FEATURES
+from dsbd_runtime.parts.source.speech_entry import LARGEST_SOUND
 from dsbd_runtime.typed_json import check_counts, mismatch
 
 IS_FRAME, KEPT_ROWS, WINDOW_PAIRS = "is_frame", "kept_rows", "window_pairs"

@@ -1,0 +1,1 @@
+"""Sounds and pictures as pieces of a prompt: their sizes, rows and positions."""

@@ -1,0 +1,1 @@
+"""Attention rows: keys and values of every row of a cache."""

@@ -1,0 +1,1 @@
+"""Features: hidden states of the target that its draft reads."""

@@ -1,0 +1,1 @@
+"""Given rows: nodes of a prompt whose embeddings are an encoder's."""

@@ -1,0 +1,1 @@
+"""The head: logits, the best of them, or all of them when they are asked for."""

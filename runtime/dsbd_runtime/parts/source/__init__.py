@@ -1,0 +1,1 @@
+"""Sources: inputs of an encoder, and the slots that their outputs take."""
