@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from dsbd_ort.decoding import DecodingConfig, RequestTrace
     from dsbd_ort.engine import Service, ServiceLimits
     from dsbd_ort.pipeline import Pipeline
-    from dsbd_ort.results import GeneratedSequence, GenerationResult, StreamPiece
+    from dsbd_ort.requests.results import GeneratedSequence, GenerationResult, StreamPiece
     from dsbd_ort.trace_page.trace_file import write_trace
 
 __all__ = [
@@ -65,7 +65,7 @@ _GRAMMARS = ("Canonical", "Choice", "JsonObject", "JsonSchema", "Lark", "Regex")
 _HOMES = {
     **dict.fromkeys(("AllowedTokens", *_GRAMMARS, "TokenTrie"), "constraints"),
     **dict.fromkeys(("DecodingConfig", "RequestTrace"), "decoding"),
-    **dict.fromkeys(("GeneratedSequence", "GenerationResult", "StreamPiece"), "results"),
+    **dict.fromkeys(("GeneratedSequence", "GenerationResult", "StreamPiece"), "requests.results"),
     **dict.fromkeys(("Service", "ServiceLimits"), "engine"),
     "Pipeline": "pipeline",
     "write_trace": "trace_page.trace_file",

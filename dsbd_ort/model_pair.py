@@ -1,15 +1,12 @@
 """The target and draft of a pipeline: their use, and what they keep between requests.
 
-Cache rows, costs and acceptance estimators for draft_policy "throughput", and texts for the n-gram
-drafter.
+They keep cache rows, costs of calls, and acceptance estimators for draft_policy "throughput".
 """
 
 import contextlib
 import dataclasses
 import threading
-from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from typing import Generic, TypeVar
+from collections.abc import Hashable, Iterator, Sequence
 
 import numpy as np
 
@@ -20,23 +17,19 @@ from dsbd_ort.decoding.decoder import Decoder
 from dsbd_ort.decoding.drafting.acceptance import AcceptanceEstimator
 from dsbd_ort.decoding.drafting.cost_curve import Costs, LearnedCosts, learn_from_first_calls
 from dsbd_ort.decoding.native_decoder import new_decoder
-from dsbd_ort.decoding.option_table import OPTION_TABLE
 from dsbd_ort.decoding.set_up import check_decodable
 from dsbd_ort.decoding.whole_requests import Iterations, decoded_alone, decoded_together
 from dsbd_ort.pipeline_options import PipelineOptions
+from dsbd_ort.requests.recent import Recent
 from dsbd_runtime.bundle_files.bundle import Bundle, ModelEntry
 from dsbd_runtime.engine.causal_lm import CausalLM
 from dsbd_runtime.errors import CapacityError, InputError
 from dsbd_runtime.loading import load_causal_lm, load_pair
 from dsbd_runtime.parts.source.sources import Sources
 
-T = TypeVar("T")
-
 MOST_ESTIMATORS = 64
 """Settings (strategy, width, warping) for which draft_policy "throughput" stores how often drafts
 were accepted; the least recently used are dropped, and learned anew."""
-MOST_CALLERS = 64
-"""Callers whose texts are kept for the n-gram drafter; the least recent one is dropped."""
 _TOGETHER = 8  # requests of a list that share the engine calls
 
 
@@ -71,27 +64,6 @@ class RequestLock:
         return self._owner == threading.get_ident()
 
 
-class Recent(Generic[T]):
-    """Objects of the ``most`` latest used keys, made when they are missing; thread-safe."""
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._found: OrderedDict[Hashable, T] = OrderedDict()
-        self._lock = threading.Lock()
-
-    @property
-    def keys(self) -> list[Hashable]:
-        """The keys that have an object, the latest used last."""
-        return list(self._found)
-
-    def of(self, key: Hashable, make: Callable[[], T]) -> T:
-        with self._lock:
-            found = self._found[key] = self._found.pop(key, None) or make()
-            if len(self._found) > self._most:
-                self._found.popitem(last=False)
-            return found
-
-
 def drafting_setting(config: DecodingConfig) -> Hashable:
     """Return the options of a request on which the acceptance of drafts depends."""
     warping = config.temperature, config.top_k, config.top_p
@@ -117,22 +89,6 @@ def capacity_error(error: MemoryError) -> CapacityError:
     return CapacityError(
         f"no memory for this request ({error}); use fewer beams, a shorter draft or fewer new "
         "tokens"
-    )
-
-
-def check_drafter(config: DecodingConfig, *, has_draft: bool) -> None:
-    """Raise InputError for a request that needs a draft model if the bundle has no draft."""
-    if has_draft or not config.has_draft_model:
-        return
-    fix = "or add a draft with: dsbd-export --bundle BUNDLE --draft DRAFT"
-    if OPTION_TABLE["drafter"].unmet(config) is None:
-        raise InputError(
-            f"drafter is {config.drafter!r}, but the bundle has no draft: expected 'ngram' or "
-            f"'none'; {fix}"
-        )
-    raise InputError(
-        f"strategy is {config.strategy!r}, which needs a draft model, but the bundle has no draft; "
-        f"use another strategy, {fix}"
     )
 
 

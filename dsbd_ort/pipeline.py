@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self, Unpack, cast, overload
 
 from dsbd_errors import DsbdError
-from dsbd_ort.bundle_requests import BundleRequests
 from dsbd_ort.decoding import (
     DecodingConfig,
     DecodingOptions,
@@ -21,10 +20,11 @@ from dsbd_ort.decoding import (
 )
 from dsbd_ort.decoding.drafting.cost_curve import Costs
 from dsbd_ort.model_pair import ModelPair, loaded_pair
-from dsbd_ort.option_defaults import Options, given_options
 from dsbd_ort.pipeline_options import OpeningOptions, PipelineOptions
-from dsbd_ort.prompts import SRC_LANG, TGT_LANG, Prompt, Prompts, is_several
-from dsbd_ort.results import GenerationResult, StreamPiece
+from dsbd_ort.requests.bundle_requests import BundleRequests
+from dsbd_ort.requests.option_defaults import Options, given_options
+from dsbd_ort.requests.prompts import SRC_LANG, TGT_LANG, Prompt, Prompts, is_several
+from dsbd_ort.requests.results import GenerationResult, StreamPiece
 from dsbd_ort.wings import wing
 from dsbd_runtime.bundle_files.bundle import Bundle, open_bundle
 from dsbd_runtime.engine.causal_lm import CausalLM
@@ -32,7 +32,8 @@ from dsbd_runtime.errors import InputError
 from dsbd_runtime.text.chat_messages import Message
 
 if TYPE_CHECKING:
-    from dsbd_ort.speech.speech_request import Audio, SpeechOptions
+    from dsbd_ort.audio.audio_files import Audio
+    from dsbd_ort.speech.speech_request import SpeechOptions
     from dsbd_ort.speech.transcript import Segment, Transcript
 
 BundlePath = str | os.PathLike[str]

@@ -7,7 +7,7 @@ import importlib
 from types import ModuleType
 
 _WINGS = {
-    "media": "dsbd_ort.media_prompts",  # messages with sounds or pictures
+    "media": "dsbd_ort.media.media_prompts",  # messages with sounds or pictures
     "speech": "dsbd_ort.speech.transcribing",  # transcripts of sounds
 }
 

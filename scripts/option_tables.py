@@ -22,7 +22,7 @@ from dsbd_ort.decoding.option_row import Chosen, Condition
 from dsbd_ort.decoding.option_table import OPTION_TABLE, resolved_options
 from dsbd_ort.decoding.option_values import OneOf
 from dsbd_ort.decoding.strategies import STRATEGIES
-from dsbd_ort.option_defaults import NOT_BUILT
+from dsbd_ort.requests.option_defaults import NOT_BUILT
 
 ROOT = Path(__file__).parents[1]
 CORE, CONFIG = ROOT / "native" / "core", ROOT / "dsbd_ort" / "decoding" / "config.py"

@@ -14,7 +14,7 @@ from dsbd_ort import Choice, JsonSchema, Lark, Pipeline, Regex, RequestTrace
 from dsbd_ort.decoding import DecodingConfig
 from dsbd_ort.decoding.errors import ConstraintError
 from dsbd_ort.openai_server.responses import pieces_of
-from dsbd_ort.results import StopSearch, text_until_stop
+from dsbd_ort.requests.results import StopSearch, text_until_stop
 from dsbd_ort.trace_page.trace_file import trace_object
 from dsbd_runtime.text.stream_decoder import REPLACEMENT, StreamDecoder, TextWindow, whole_text
 from dsbd_runtime.text.tokenizer import Tokenizer

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from dsbd_ort import Pipeline, Service
 from dsbd_ort.cli import inspect, run
 from dsbd_ort.decoding import STRATEGIES, ConfigError, DecodingConfig
-from dsbd_ort.option_defaults import NOT_BUILT, READ, ModelDefaults, resolve
+from dsbd_ort.requests.option_defaults import NOT_BUILT, READ, ModelDefaults, resolve
 from dsbd_runtime.bundle_files.bundle import open_bundle
 from dsbd_runtime.errors import BundleError
 from tests.runtime.bundle_edits import with_files
@@ -95,7 +95,7 @@ def test_what_cannot_be_done_yet_is_said_once_a_bundle(bundle_with, caplog):
 NEUTRAL = {"repetition_penalty": 1.0, "min_p": 0.0, "typical_p": 1.0, "no_repeat_ngram_size": 0}
 
 
-DEFAULTS = "dsbd_ort.option_defaults"  # the logger
+DEFAULTS = "dsbd_ort.requests.option_defaults"  # the logger
 
 
 def test_values_that_ask_for_nothing_are_not_mentioned(bundle_with, caplog):

@@ -9,8 +9,10 @@ from dsbd_ort import Pipeline, Service
 from dsbd_ort.decoding.drafting.acceptance import AcceptanceEstimator
 from dsbd_ort.decoding.drafting.cost_curve import CostCurve, EngineCosts
 from dsbd_ort.decoding.drafting.ngram import NGramPool
-from dsbd_ort.model_pair import MOST_CALLERS, MOST_ESTIMATORS, Recent
+from dsbd_ort.model_pair import MOST_ESTIMATORS
 from dsbd_ort.pipeline_options import PipelineOptions
+from dsbd_ort.requests.bundle_requests import MOST_CALLERS
+from dsbd_ort.requests.recent import Recent
 from dsbd_runtime.loading import load_pair
 
 PROMPT = "def read_json(path):"

@@ -10,7 +10,7 @@ import pytest
 from dsbd_ort import DecodingConfig, GenerationResult, Pipeline, RequestTrace, Service
 from dsbd_ort.decoding import STRATEGIES, ConfigError, DecodingError, DecodingOptions
 from dsbd_ort.pipeline_options import OpeningOptions, PipelineOptions
-from dsbd_ort.prompts import prompt_ids
+from dsbd_ort.requests.prompts import prompt_ids
 from dsbd_runtime.errors import CapacityError, InputError
 from dsbd_runtime.text.tokenizer import Tokenizer
 from tests.runtime.bundle_edits import without_draft

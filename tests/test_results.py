@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken
 
 from dsbd_ort.decoding import DecodingConfig
-from dsbd_ort.results import (
+from dsbd_ort.requests.results import (
     StopFilter,
     StopSearch,
     TextStream,

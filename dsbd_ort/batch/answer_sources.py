@@ -18,7 +18,7 @@ from queue import SimpleQueue
 from typing import TypeVar
 
 from dsbd_errors import DsbdError
-from dsbd_ort.answers import SIGNALS, handled_signals
+from dsbd_ort.batch.answers import SIGNALS, handled_signals
 from dsbd_ort.batch.prompt_lines import BatchError, BatchSettings, LineAnswer, RawLine, answer_line
 from dsbd_ort.engine import Service, ServiceLimits
 

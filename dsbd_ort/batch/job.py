@@ -24,13 +24,13 @@ from filelock import lock_descriptor
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from dsbd_ort.answers import watched_signals
 from dsbd_ort.batch.answer_sources import Answers, AnswerSource, Backlog, one_after_another
+from dsbd_ort.batch.answers import watched_signals
 from dsbd_ort.batch.prompt_lines import BatchError, BatchSettings, LineAnswer, read_lines
 from dsbd_ort.constraints.binding import TrieFiles, with_constraint
 from dsbd_ort.decoding import DecodingConfig
-from dsbd_ort.prompts import without_languages
-from dsbd_ort.results import JSON_VERSION, json_text
+from dsbd_ort.requests.prompts import without_languages
+from dsbd_ort.requests.results import JSON_VERSION, json_text
 
 SYNC_SECONDS = 5.0
 # Every line begins like this: a torn line that does is dropped, anything else is an error.

@@ -13,13 +13,13 @@ from typing import Any
 
 from dsbd_errors import DsbdError
 from dsbd_errors.text_files import check_utf_8
-from dsbd_ort.answers import TextGenerator, answer
+from dsbd_ort.batch.answers import TextGenerator, answer
 from dsbd_ort.decoding.noise import sample_seed
 from dsbd_ort.decoding.option_table import IN_PYTHON_ALONE, OPTION_TABLE
 from dsbd_ort.decoding.option_values import did_you_mean
 from dsbd_ort.pipeline import PipelineSettings
-from dsbd_ort.prompts import LANGUAGE_OPTIONS, new_seed, user_messages
-from dsbd_ort.results import JSON_VERSION, error_object, result_object
+from dsbd_ort.requests.prompts import LANGUAGE_OPTIONS, new_seed, user_messages
+from dsbd_ort.requests.results import JSON_VERSION, error_object, result_object
 from dsbd_ort.version import __version__
 from dsbd_runtime.bundle_files.bundle import MANIFEST_NAME, open_bundle
 from dsbd_runtime.errors import InputError

@@ -17,7 +17,7 @@ from dsbd_ort.benchmark.bench_run import CommonSettings
 from dsbd_ort.decoding import STRATEGIES
 from dsbd_ort.engine import Service, ServiceLimits
 from dsbd_ort.pipeline import Pipeline, PipelineSettings
-from dsbd_ort.results import GenerationResult
+from dsbd_ort.requests.results import GenerationResult
 
 STRATEGY_PAIRS = (
     ("dsbd", "beam-sample"),

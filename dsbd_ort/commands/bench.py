@@ -51,10 +51,10 @@ from dsbd_ort.commands.one_line import packages_of
 from dsbd_ort.commands.option_types import COUNT, COUNT_OR_NONE, PATH, OptionText
 from dsbd_ort.commands.options import flag, group, option, pipeline_settings
 from dsbd_ort.decoding.option_table import IN_PYTHON_ALONE, OPTION_TABLE
-from dsbd_ort.model_pair import check_drafter
 from dsbd_ort.output_files import write_whole
 from dsbd_ort.pipeline import PipelineSettings
-from dsbd_ort.results import json_text
+from dsbd_ort.requests.bundle_requests import check_drafter
+from dsbd_ort.requests.results import json_text
 from dsbd_ort.version import __version__
 from dsbd_runtime.bundle_files.bundle import MANIFEST_NAME, Bundle, open_bundle
 from dsbd_runtime.engine.providers import parse_placement

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from dsbd_ort.decoding.native_decoder import is_installed
-from dsbd_ort.option_defaults import ModelDefaults
+from dsbd_ort.requests.option_defaults import ModelDefaults
 from dsbd_runtime.bundle_files.bundle import (
     ENCODER_FILE,
     MODEL_FILE,

@@ -16,7 +16,7 @@ from dsbd_ort.benchmark.forecast import forecast
 from dsbd_ort.commands.export import export_packages, working
 from dsbd_ort.commands.option_types import COUNT_OR_NONE, FiniteRange
 from dsbd_ort.commands.options import group, no_flag, option
-from dsbd_ort.speech.prompted_transcription import learned_prompts
+from dsbd_ort.speech.prompted.prompted_transcription import learned_prompts
 from dsbd_ort.speech.speech_request import heard_windows
 from dsbd_ort.speech.transcript import TASKS
 from dsbd_runtime.bundle_files.bundle import open_bundle

@@ -17,7 +17,7 @@ from dsbd_export.checkpoints.families import FAMILIES
 from dsbd_export.config import DraftConfig, ExportConfig
 from dsbd_export.progress import silenced_libraries
 from dsbd_export.tensorrt.tensorrt_options import TensorrtOptions
-from dsbd_ort.answers import handled_signals
+from dsbd_ort.batch.answers import handled_signals
 from dsbd_ort.commands.draft_precision import (
     AUTO,
     FIRST,
@@ -29,7 +29,7 @@ from dsbd_ort.commands.one_line import packages_of
 from dsbd_ort.commands.option_types import PATH, TOLERANCE
 from dsbd_ort.commands.options import flag, group, option
 from dsbd_ort.commands.progress import shown_progress
-from dsbd_ort.option_defaults import check_defaults
+from dsbd_ort.requests.option_defaults import check_defaults
 from dsbd_runtime.bundle_files.bundle import MANIFEST_NAME, Manifest
 
 ENGINE_OPTIONS = ("bundle", "engine", "compute_capability", "capacity")

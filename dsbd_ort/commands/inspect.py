@@ -17,8 +17,8 @@ from dsbd_ort.commands.bundle_summary import Summary, summarize_bundle
 from dsbd_ort.commands.option_types import PATH
 from dsbd_ort.commands.options import argument, flag
 from dsbd_ort.decoding.native_decoder import NOT_INSTALLED
-from dsbd_ort.option_defaults import OF_SEARCHES, WARPING, listed
-from dsbd_ort.results import json_text
+from dsbd_ort.requests.option_defaults import OF_SEARCHES, WARPING, listed
+from dsbd_ort.requests.results import json_text
 from dsbd_runtime.bundle_files.bundle import CacheEntry, open_bundle
 from dsbd_runtime.bundle_files.draft_record import DraftAgreement, DraftRecord
 from dsbd_runtime.engine.providers import find_provider

@@ -44,7 +44,7 @@ from dsbd_ort.decoding.option_table import IN_PYTHON_ALONE, OPTIONS_BY_SECTION
 from dsbd_ort.decoding.option_values import Texts
 from dsbd_ort.pipeline import PipelineSettings
 from dsbd_ort.pipeline_options import SERVER_NGRAM_POOL
-from dsbd_ort.prompts import SRC_LANG, TGT_LANG
+from dsbd_ort.requests.prompts import SRC_LANG, TGT_LANG
 from dsbd_ort.version import __version__
 
 Arguments = TypeVar("Arguments")

@@ -13,8 +13,8 @@ import click
 from rich.console import Console
 
 from dsbd_errors import DsbdError
-from dsbd_ort.answers import Answer, answer, watched_signals
 from dsbd_ort.batch.answer_sources import AnswerSource, SharedCalls, Workers, one_after_another
+from dsbd_ort.batch.answers import Answer, answer, watched_signals
 from dsbd_ort.batch.job import Batch, run_batch
 from dsbd_ort.batch.prompt_lines import BatchError, BatchSettings
 from dsbd_ort.commands.one_line import packages_of
@@ -22,8 +22,8 @@ from dsbd_ort.commands.run_arguments import STANDARD_STREAM, RunArguments
 from dsbd_ort.commands.transcription import print_stats, run_audio
 from dsbd_ort.decoding import RequestTrace
 from dsbd_ort.pipeline import Pipeline
-from dsbd_ort.prompts import user_messages
-from dsbd_ort.results import error_object, json_text, result_object
+from dsbd_ort.requests.prompts import user_messages
+from dsbd_ort.requests.results import error_object, json_text, result_object
 from dsbd_ort.trace_page.trace_file import check_trace_path, write_trace
 from dsbd_runtime.text.chat_messages import Message
 

@@ -17,14 +17,14 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rich.table import Table
 
 from dsbd_errors import DsbdError
-from dsbd_ort.answers import Interruption, watched_signals
+from dsbd_ort.audio.audio_files import SAMPLING_RATE, read_audio
+from dsbd_ort.batch.answers import Interruption, watched_signals
 from dsbd_ort.commands.run_arguments import STANDARD_STREAM, RunArguments
 from dsbd_ort.decoding import DecodingStats
 from dsbd_ort.engine import Service, ServiceLimits
 from dsbd_ort.output_files import write_whole
 from dsbd_ort.pipeline import Pipeline
-from dsbd_ort.results import json_text
-from dsbd_ort.speech.audio import SAMPLING_RATE, read_audio
+from dsbd_ort.requests.results import json_text
 from dsbd_ort.speech.formats import FORMATS, as_text, remarks, transcript_object
 from dsbd_ort.speech.transcript import Segment, Transcript
 from dsbd_runtime.errors import InputError

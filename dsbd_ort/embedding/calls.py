@@ -23,8 +23,8 @@ from dsbd_ort.engine.async_stream import result_or_raise
 from dsbd_ort.engine.errors import InternalError
 from dsbd_ort.pipeline import PipelineSettings
 from dsbd_ort.pipeline_options import PipelineOptions
-from dsbd_ort.prompts import check_context
-from dsbd_ort.results import GenerationResult, StreamPiece, json_text, result_object
+from dsbd_ort.requests.prompts import check_context
+from dsbd_ort.requests.results import GenerationResult, StreamPiece, json_text, result_object
 from dsbd_ort.version import __version__
 from dsbd_runtime.errors import InputError
 from dsbd_runtime.typed_json import in_short

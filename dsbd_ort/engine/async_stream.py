@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 from dsbd_errors import DsbdError
 from dsbd_ort.engine.errors import ServiceClosedError
 from dsbd_ort.engine.scheduler import Cancelled, LiveRequest, ServiceEvent
-from dsbd_ort.results import GenerationResult, StreamPiece
+from dsbd_ort.requests.results import GenerationResult, StreamPiece
 
 Submit = Callable[[Callable[[ServiceEvent], None]], LiveRequest]
 """Submits a request whose events go to the function given."""

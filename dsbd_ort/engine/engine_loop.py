@@ -20,7 +20,7 @@ from dsbd_ort.engine.scheduler import (
 )
 from dsbd_ort.model_pair import capacity_error
 from dsbd_ort.pipeline import Pipeline
-from dsbd_ort.results import GenerationResult, StreamPiece
+from dsbd_ort.requests.results import GenerationResult, StreamPiece
 from dsbd_runtime.engine.causal_lm import CausalLM
 from dsbd_runtime.parts.source.sources import Sources
 

@@ -16,7 +16,7 @@ from dsbd_ort.decoding import DecodingRequest
 from dsbd_ort.decoding.decoder import Member
 from dsbd_ort.engine.errors import QueueFullError
 from dsbd_ort.engine.limits import ServiceLimits
-from dsbd_ort.results import GenerationResult, StreamPiece, TextStream
+from dsbd_ort.requests.results import GenerationResult, StreamPiece, TextStream
 from dsbd_runtime.errors import CapacityError
 
 

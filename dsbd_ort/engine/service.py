@@ -22,17 +22,18 @@ from dsbd_ort.engine.errors import ServiceClosedError
 from dsbd_ort.engine.limits import ServiceLimits, cache_rows
 from dsbd_ort.engine.scheduler import LiveRequest, Scheduler, ServiceEvent
 from dsbd_ort.model_pair import BusyError
-from dsbd_ort.option_defaults import Options, given_options
 from dsbd_ort.pipeline import Pipeline
-from dsbd_ort.prompts import Prompt
-from dsbd_ort.results import GenerationResult, StreamPiece
+from dsbd_ort.requests.option_defaults import Options, given_options
+from dsbd_ort.requests.prompts import Prompt
+from dsbd_ort.requests.results import GenerationResult, StreamPiece
 from dsbd_ort.wings import wing
 from dsbd_runtime.engine.causal_lm import CausalLM
 from dsbd_runtime.text.chat_messages import Message
 
 if TYPE_CHECKING:
+    from dsbd_ort.audio.audio_files import Audio
     from dsbd_ort.speech.live_transcription import LiveTranscription, SpeechEvent
-    from dsbd_ort.speech.speech_request import Audio, SpeechOptions
+    from dsbd_ort.speech.speech_request import SpeechOptions
     from dsbd_ort.speech.transcript import Segment, Transcript
 
 _Result = TypeVar("_Result")

@@ -42,7 +42,7 @@ from dsbd_ort.openai_server.middleware import (
 from dsbd_ort.openai_server.planner import Planner
 from dsbd_ort.openai_server.settings import ServingSettings
 from dsbd_ort.openai_server.transcription import SpeechForm, TranscribedText, TranscriptionHandler
-from dsbd_ort.prompts import new_seed
+from dsbd_ort.requests.prompts import new_seed
 from dsbd_ort.version import __version__
 
 AUDIO_PATHS = (f"{AUDIO_PREFIX}transcriptions", f"{AUDIO_PREFIX}translations")

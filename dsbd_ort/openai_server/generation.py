@@ -37,7 +37,7 @@ from dsbd_ort.openai_server.protocol import (
 )
 from dsbd_ort.openai_server.responses import Builder, EventStream, full_response, streamed_events
 from dsbd_ort.openai_server.settings import ServingSettings
-from dsbd_ort.results import GenerationResult, StreamPiece
+from dsbd_ort.requests.results import GenerationResult, StreamPiece
 from dsbd_ort.version import __version__
 from dsbd_runtime.bundle_files.bundle import MANIFEST_NAME
 from dsbd_runtime.text.tokenizer import Tokenizer

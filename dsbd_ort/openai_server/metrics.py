@@ -11,7 +11,7 @@ from dsbd_ort.constraints.binding import kind_of
 from dsbd_ort.decoding import DecodingStats
 from dsbd_ort.engine import Service
 from dsbd_ort.openai_server.protocol import FINISH_REASONS
-from dsbd_ort.results import GenerationResult, StreamPiece
+from dsbd_ort.requests.results import GenerationResult, StreamPiece
 from dsbd_ort.speech.transcript import Transcript
 
 Clock = Callable[[], float]

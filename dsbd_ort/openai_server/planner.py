@@ -11,7 +11,7 @@ from dsbd_errors import DsbdError
 from dsbd_ort.constraints import TokenTrie
 from dsbd_ort.decoding import DecodingConfig
 from dsbd_ort.engine import Service
-from dsbd_ort.media_parts import MediaLimits
+from dsbd_ort.media.message_parts import MediaLimits
 from dsbd_ort.openai_server.chat import ChatBody
 from dsbd_ort.openai_server.choices import (
     Choices,
@@ -37,8 +37,8 @@ from dsbd_ort.openai_server.protocol import GenerationBody
 from dsbd_ort.openai_server.settings import ServingSettings
 from dsbd_ort.openai_server.structured import contradiction, read_constraint
 from dsbd_ort.openai_server.tools import ToolUse, auto_fault, tool_use
-from dsbd_ort.option_defaults import ServerDefaults, with_server
-from dsbd_ort.prompts import SRC_LANG
+from dsbd_ort.requests.option_defaults import ServerDefaults, with_server
+from dsbd_ort.requests.prompts import SRC_LANG
 from dsbd_runtime.errors import BundleError, InputError
 from dsbd_runtime.text.stream_decoder import whole_text
 

@@ -17,8 +17,8 @@ from dsbd_ort.openai_server.bodies import Entries
 from dsbd_ort.openai_server.errors import ErrorResponse, bad_request
 from dsbd_ort.openai_server.request_fields import FIELDS, without_neutral
 from dsbd_ort.openai_server.structured import ConstraintFields
-from dsbd_ort.prompts import LANGUAGE_OPTIONS
-from dsbd_ort.results import GeneratedSequence
+from dsbd_ort.requests.prompts import LANGUAGE_OPTIONS
+from dsbd_ort.requests.results import GeneratedSequence
 
 OPTION_NAMES = frozenset(name for name, row in OPTION_TABLE.items() if row.http is not None) | {
     *LANGUAGE_OPTIONS

@@ -26,7 +26,7 @@ from dsbd_ort.openai_server.protocol import (
     TokenPieces,
     Usage,
 )
-from dsbd_ort.results import GeneratedSequence, GenerationResult, StreamPiece
+from dsbd_ort.requests.results import GeneratedSequence, GenerationResult, StreamPiece
 from dsbd_runtime.text.stream_decoder import TextWindow
 from dsbd_runtime.text.tokenizer import Tokenizer
 

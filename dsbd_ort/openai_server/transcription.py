@@ -13,6 +13,7 @@ from fastapi.responses import PlainTextResponse
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 
 from dsbd_errors import DsbdError
+from dsbd_ort.audio.audio_files import SAMPLING_RATE, Samples, read_audio
 from dsbd_ort.decoding import DecodingError
 from dsbd_ort.engine import Cancelled, QueueFullError, Service
 from dsbd_ort.openai_server.choices import check_limit
@@ -27,8 +28,7 @@ from dsbd_ort.openai_server.generation import Gate, TimedEvents, while_connected
 from dsbd_ort.openai_server.metrics import Metrics
 from dsbd_ort.openai_server.responses import EventStream
 from dsbd_ort.openai_server.settings import ServingSettings
-from dsbd_ort.results import json_text
-from dsbd_ort.speech.audio import SAMPLING_RATE, Samples, read_audio
+from dsbd_ort.requests.results import json_text
 from dsbd_ort.speech.formats import FORMATS, WITH_TIMES, as_text
 from dsbd_ort.speech.hot_words import MOST_WORDS
 from dsbd_ort.speech.live_transcription import LiveTranscription, SpeechEvent

@@ -5,7 +5,7 @@ import html
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from dsbd_ort.results import JSON_VERSION, json_text
+from dsbd_ort.requests.results import JSON_VERSION, json_text
 from dsbd_ort.speech.transcript import Segment, Skipped, Transcript
 
 UNCERTAIN = 0.5  # probability of a detected language below which ``remarks`` name it

@@ -11,7 +11,7 @@ from dsbd_errors import DsbdError
 from dsbd_ort.decoding import DecodeResult, DecodingRequest
 from dsbd_ort.engine.errors import InternalError
 from dsbd_ort.engine.scheduler import Cancelled, LiveRequest, ServiceEvent
-from dsbd_ort.results import GenerationResult, StreamPiece
+from dsbd_ort.requests.results import GenerationResult, StreamPiece
 from dsbd_ort.speech.transcript import Segment, Transcript
 from dsbd_ort.speech.transcription import Transcription, answered
 from dsbd_ort.speech.words import Align

@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from typing import Any, BinaryIO, Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dsbd_ort.audio.audio_files import Audio, read_samples
+from dsbd_ort.audio.log_mel import LogMel, MelForm
+from dsbd_ort.audio.voice_activity import VAD, VadOptions
 from dsbd_ort.decoding import DecodingOptions
 from dsbd_ort.decoding.option_table import OPTION_TABLE, read_options
 from dsbd_ort.decoding.option_values import Domain, Number, OneOf, Whole, entries_of, shown
-from dsbd_ort.speech.audio import MOST_SECONDS, read_audio
 from dsbd_ort.speech.hot_words import Word, read_hot_words
 from dsbd_ort.speech.languages import DETECTED, ENGLISH, code_of
-from dsbd_ort.speech.log_mel import LogMel, MelForm
 from dsbd_ort.speech.transcript import TASKS
-from dsbd_ort.speech.voice_activity import VAD, VadOptions
 from dsbd_runtime.errors import InputError
 from dsbd_runtime.parts.source.speech_entry import SpeechEntry
 from dsbd_runtime.text.tokenizer import Tokenizer
-
-Audio = NDArray[np.floating] | str | os.PathLike[str] | bytes | BinaryIO
-"""Samples of one channel, (n,) floats from -1 to 1 at the model's rate, or an audio file."""
 
 TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 COMPRESSION_RATIO = 1.35  # of token ids; about 2.4 for texts, which other programs compress
@@ -279,27 +275,6 @@ def read_prompt(text: str | None, tokenizer: Tokenizer) -> tuple[int, ...]:
             "names that are spoken of"
         )
     return tuple(token_ids)
-
-
-def read_samples(
-    audio: Audio, sampling_rate: int, *, max_seconds: float = MOST_SECONDS
-) -> NDArray[np.float32]:
-    """Return the samples of an audio, (n,) float32 at the model's rate; InputError: not valid.
-
-    A writeable array is copied, because it is read while the audio is transcribed.
-    """
-    if not isinstance(audio, np.ndarray):
-        return read_audio(audio, sampling_rate, max_seconds=max_seconds)
-    if audio.ndim != 1 or audio.dtype.kind != "f" or not len(audio):
-        raise InputError(
-            f"the samples are {audio.dtype} of shape {audio.shape}; expected floats from -1 to 1 "
-            f"in one dimension, mono audio at {sampling_rate} Hz, at least one"
-        )
-    samples = audio.astype(np.float32, copy=audio.flags.writeable)
-    if not (np.isfinite(samples.min()) and np.isfinite(samples.max())):  # NaN is both
-        place = int(np.flatnonzero(~np.isfinite(samples))[0])
-        raise InputError(f"sample {place} is {samples[place]}; expected finite numbers")
-    return samples
 
 
 def heard_windows(audio: Audio, speech: SpeechEntry) -> Iterator[NDArray[np.float32]]:

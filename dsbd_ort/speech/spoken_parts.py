@@ -11,12 +11,12 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
+from dsbd_ort.audio.audio_files import SAMPLING_RATE
+from dsbd_ort.audio.log_mel import Samples
+from dsbd_ort.audio.voice_activity import Network, Part, VadOptions, silero, speech_parts
 from dsbd_ort.decoding.stats import summed_stats
-from dsbd_ort.speech.audio import SAMPLING_RATE
-from dsbd_ort.speech.log_mel import Samples
 from dsbd_ort.speech.transcript import TASKS, Segment, Transcript
 from dsbd_ort.speech.transcription import Steps, Transcription
-from dsbd_ort.speech.voice_activity import Network, Part, VadOptions, silero, speech_parts
 from dsbd_ort.speech.words import Align
 
 T = TypeVar("T")

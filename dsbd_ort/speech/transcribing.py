@@ -7,17 +7,18 @@ from queue import SimpleQueue
 from typing import Any
 
 from dsbd_forward.forward import Source
+from dsbd_ort.audio.audio_files import SAMPLING_RATE, Audio, read_samples
+from dsbd_ort.audio.voice_activity import VAD, read_vad
 from dsbd_ort.engine.async_stream import result_or_raise
 from dsbd_ort.engine.service import Service
 from dsbd_ort.pipeline import Pipeline
-from dsbd_ort.speech.audio import SAMPLING_RATE
 from dsbd_ort.speech.live_transcription import LiveTranscription, SpeechEvent
-from dsbd_ort.speech.prompted_transcription import PromptedTranscription
-from dsbd_ort.speech.speech_request import Audio, SpeechRequest, read_samples
+from dsbd_ort.speech.prompted.prompted_transcription import PromptedTranscription
+from dsbd_ort.speech.speech_request import SpeechRequest
 from dsbd_ort.speech.spoken_parts import speech_transcription
 from dsbd_ort.speech.transcript import Segment, Transcript
-from dsbd_ort.speech.transcription import Transcription, WhisperTranscription, answered
-from dsbd_ort.speech.voice_activity import VAD, read_vad
+from dsbd_ort.speech.transcription import Transcription, answered
+from dsbd_ort.speech.whisper.whisper_transcription import WhisperTranscription
 from dsbd_ort.speech.words import Align
 from dsbd_runtime.engine.causal_lm import CausalLM
 from dsbd_runtime.errors import InputError

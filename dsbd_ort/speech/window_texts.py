@@ -20,11 +20,11 @@ from dsbd_ort.decoding import STRATEGIES, DecodeResult, DecodingConfig, Decoding
 from dsbd_ort.decoding.logits_processing.allowed_after import AllowedMass
 from dsbd_ort.decoding.result import DecodedSequence
 from dsbd_ort.decoding.stats import DecodingStats
-from dsbd_ort.option_defaults import DRAFTING
-from dsbd_ort.prompts import RequestInputs
+from dsbd_ort.requests.option_defaults import DRAFTING
+from dsbd_ort.requests.prompts import RequestInputs
 from dsbd_ort.scorers import added_score
 from dsbd_ort.speech.hot_words import HotWords
-from dsbd_ort.speech.segmentation import compression_ratio, least_compression_ratio
+from dsbd_ort.speech.repetition import compression_ratio, least_compression_ratio
 from dsbd_ort.speech.speech_request import SpeechRequest
 from dsbd_runtime.text.tokenizer import Tokenizer
 

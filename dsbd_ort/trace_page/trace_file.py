@@ -10,7 +10,7 @@ from typing import Any
 from dsbd_ort.decoding import DecodingConfig, RequestTrace, TraceIteration, TraceNode
 from dsbd_ort.decoding.beams import Hypothesis
 from dsbd_ort.output_files import write_whole
-from dsbd_ort.results import json_text
+from dsbd_ort.requests.results import json_text
 from dsbd_ort.version import __version__
 from dsbd_runtime.errors import InputError
 from dsbd_runtime.text.stream_decoder import TextWindow, whole_text

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from dsbd_ort import Pipeline, TokenTrie
 from dsbd_ort.benchmark.invariance import Output, output_of, pair_count
-from dsbd_ort.results import GenerationResult
+from dsbd_ort.requests.results import GenerationResult
 from lab.peers.ids import Ids
 from scripts.machine import memory_of
 

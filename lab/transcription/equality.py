@@ -19,7 +19,7 @@ from transformers import WhisperFeatureExtractor, WhisperForConditionalGeneratio
 from transformers.models.whisper.tokenization_whisper import LANGUAGES, _collate_word_timestamps
 
 from dsbd_ort import Pipeline
-from dsbd_ort.speech.audio import SAMPLING_RATE, Samples
+from dsbd_ort.audio.audio_files import SAMPLING_RATE, Samples
 from lab.transcription.runners.serve import read_samples
 from lab.transcription.sounds import sounds
 from lab.transcription.speech import Spoken

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from dsbd_ort.speech.audio import SAMPLING_RATE, Samples
+from dsbd_ort.audio.audio_files import SAMPLING_RATE, Samples
 
 
 def sounds(speech: Sequence[Samples]) -> Iterator[tuple[str, Samples, int]]:

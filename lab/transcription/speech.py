@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dsbd_ort.speech.audio import SAMPLING_RATE, Samples, read_audio
+from dsbd_ort.audio.audio_files import SAMPLING_RATE, Samples, read_audio
 from lab.frame.page import ROOT
 
 TEXTS = Path(__file__).with_name("utterances.jsonl")

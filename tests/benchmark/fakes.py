@@ -1,7 +1,7 @@
 """A pipeline that takes as long as it is told, by a clock that only it moves."""
 
 from dsbd_ort.decoding import DecodingStats
-from dsbd_ort.results import GeneratedSequence, GenerationResult
+from dsbd_ort.requests.results import GeneratedSequence, GenerationResult
 
 LOGPROB = -0.5  # of a token
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from dsbd_ort.speech.audio import read_audio
+from dsbd_ort.audio.audio_files import read_audio
 from tests.clients.environments import PROGRAMS, command
 
 pytestmark = [pytest.mark.clients]

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from dsbd_ort.answers import Answer
+from dsbd_ort.batch.answers import Answer
 from dsbd_ort.commands.run import responder_of, talk
 from dsbd_ort.commands.run_arguments import RunArguments
 from dsbd_ort.commands.speech_options import SpeechArguments

@@ -9,11 +9,11 @@ import click
 import numpy as np
 import pytest
 
+from dsbd_ort.audio.audio_files import read_audio
 from dsbd_ort.cli import run
 from dsbd_ort.commands.options import command, given_flags
 from dsbd_ort.commands.run_arguments import RunArguments
 from dsbd_ort.commands.transcription import transcribe_files
-from dsbd_ort.speech.audio import read_audio
 from tests.commands.calls import assert_one_line_error, called
 from tests.speech.audio_files import wav_bytes
 from tests.speech.fakes import FakeSpeechPipeline, heard

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dsbd_ort import Pipeline
-from dsbd_ort.results import result_object
+from dsbd_ort.requests.results import result_object
 from tests.embedding.conftest import PROGRAMS, output_of
 from tests.runtime.bundle_edits import with_files
 

@@ -21,7 +21,7 @@ from dsbd_ort.engine import (
     ServiceLimits,
 )
 from dsbd_ort.model_pair import BusyError
-from dsbd_ort.results import GenerationResult
+from dsbd_ort.requests.results import GenerationResult
 from tests.engine.test_service import ENDLESS, requests, told
 
 

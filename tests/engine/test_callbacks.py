@@ -25,7 +25,7 @@ from dsbd_ort.engine import (
 )
 from dsbd_ort.engine.errors import InternalError
 from dsbd_ort.model_pair import BusyError
-from dsbd_ort.results import GenerationResult, StreamPiece
+from dsbd_ort.requests.results import GenerationResult, StreamPiece
 from dsbd_runtime.bundle_files.bundle import Bundle
 from tests.engine.test_service import ENDLESS, SHORT, endless, until_ending
 

@@ -10,7 +10,7 @@ import pytest
 from dsbd_ort import Pipeline
 from dsbd_ort.decoding import WithResult
 from dsbd_ort.engine import Cancelled, Service, ServiceEvent, ServiceLimits
-from dsbd_ort.results import GenerationResult, StreamPiece
+from dsbd_ort.requests.results import GenerationResult, StreamPiece
 from dsbd_runtime.bundle_files.bundle import Bundle
 from dsbd_runtime.errors import CapacityError
 from dsbd_runtime.parts.attention.kv_cache import row_bytes

@@ -14,7 +14,7 @@ from dsbd_forward.forward import Source
 from dsbd_ort.decoding import DecodingConfig, DecodingRequest
 from dsbd_ort.engine import QueueFullError, ServiceLimits
 from dsbd_ort.engine.scheduler import AnswerRows, LiveRequest, Scheduler
-from dsbd_ort.results import TextStream
+from dsbd_ort.requests.results import TextStream
 from dsbd_runtime.errors import CapacityError
 
 FIRST_MEAN = 256

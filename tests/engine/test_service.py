@@ -21,7 +21,7 @@ from dsbd_ort.engine import (
     ServiceLimits,
     ServiceStats,
 )
-from dsbd_ort.results import GenerationResult, StreamPiece
+from dsbd_ort.requests.results import GenerationResult, StreamPiece
 from dsbd_runtime.bundle_files.bundle import Bundle
 from dsbd_runtime.errors import CapacityError, InputError
 

@@ -12,7 +12,7 @@ from dsbd_export.config import ExportConfig
 from dsbd_export.errors import ExportError
 from dsbd_export.pipeline import export_bundle
 from dsbd_export.progress import silent
-from dsbd_ort.option_defaults import check_defaults
+from dsbd_ort.requests.option_defaults import check_defaults
 from dsbd_runtime.bundle_files.bundle import open_bundle
 from dsbd_runtime.parts.attention.cache_entries import equal_caches
 from scripts.family_checkpoints import write_checkpoint

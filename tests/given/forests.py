@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from dsbd_forward.forward import Forward
-from dsbd_ort.prompts import RequestInputs
+from dsbd_ort.requests.prompts import RequestInputs
 
 LOGIT_LIMIT = 2e-5
 

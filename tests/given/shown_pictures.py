@@ -18,8 +18,8 @@ from transformers import AutoImageProcessor, AutoModelForImageTextToText
 
 from dsbd_ort import Pipeline
 from dsbd_ort.decoding import DecodingRequest
-from dsbd_ort.pictures import resized
-from dsbd_ort.prompts import RequestInputs
+from dsbd_ort.media.pictures import resized
+from dsbd_ort.requests.prompts import RequestInputs
 from dsbd_runtime.media.given_grid import mrope_positions
 from dsbd_runtime.media.given_picture import GivenPicture
 from dsbd_runtime.parts.given.given_prompt import GivenPiece, GivenPrompt

@@ -14,7 +14,7 @@ from transformers import Qwen3ASRForConditionalGeneration
 
 from dsbd_ort import Pipeline
 from dsbd_ort.decoding import DecodingRequest
-from dsbd_ort.prompts import RequestInputs
+from dsbd_ort.requests.prompts import RequestInputs
 from dsbd_runtime.parts.given.given_prompt import GivenPiece, GivenPrompt
 from scripts.qwen3_asr_checkpoint import NUM_MELS, PLACEHOLDER
 from scripts.shared_captures import SharedCaptures

@@ -26,8 +26,8 @@ from transformers import (
 )
 
 from dsbd_ort import Pipeline
-from dsbd_ort.prompts import RequestInputs
-from dsbd_ort.speech.log_mel import LogMel, MelForm
+from dsbd_ort.audio.log_mel import LogMel, MelForm
+from dsbd_ort.requests.prompts import RequestInputs
 from scripts.shared_captures import SharedCaptures
 from scripts.speech_checkpoints import (
     MODELS,

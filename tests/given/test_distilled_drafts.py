@@ -18,7 +18,7 @@ from dsbd_export.progress import silent
 from dsbd_export.texts import find_files
 from dsbd_ort import Pipeline
 from dsbd_ort.commands.distill import measure_speed
-from dsbd_ort.speech.prompted_transcription import learned_prompts
+from dsbd_ort.speech.prompted.prompted_transcription import learned_prompts
 from dsbd_runtime.bundle_files.bundle import MANIFEST_NAME, open_bundle
 from dsbd_runtime.bundle_files.manifest import manifest_from_file
 from dsbd_runtime.errors import BundleError

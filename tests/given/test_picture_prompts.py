@@ -12,9 +12,9 @@ from dsbd_ort import Pipeline
 from dsbd_ort.decoding import DecodingRequest
 from dsbd_ort.decoding.batched_decoder import BatchedDecoder
 from dsbd_ort.decoding.whole_requests import decoded_together
-from dsbd_ort.media_parts import MediaLimits
-from dsbd_ort.media_prompts import MediaReader
-from dsbd_ort.prompts import MediaPrompt
+from dsbd_ort.media.media_prompts import MediaReader
+from dsbd_ort.media.message_parts import MediaLimits
+from dsbd_ort.requests.prompts import MediaPrompt
 from dsbd_runtime.errors import CapacityError, InputError
 from dsbd_runtime.parts.given.given_rows import GivenRows
 from dsbd_runtime.text.chat_template import ChatTemplate

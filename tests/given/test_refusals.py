@@ -158,7 +158,7 @@ def test_another_graph_than_the_manifest_says_is_refused(given_pair):
 
 
 def test_a_source_of_another_kind_is_refused(given_pipe):
-    from dsbd_ort.prompts import RequestInputs
+    from dsbd_ort.requests.prompts import RequestInputs
 
     request = given_pipe.request_of(RequestInputs([1, 2, 3], (1, 2)), {"max_new_tokens": 2})
     with pytest.raises(InputError, match="expected a GivenPrompt"):

@@ -19,7 +19,7 @@ from dsbd_export.opening import open_checkpoint, open_pair, source_of
 from dsbd_export.progress import silent
 from dsbd_ort import Pipeline
 from dsbd_ort.engine import Service
-from dsbd_ort.speech.recipes import RECIPES, Asked
+from dsbd_ort.speech.prompted.recipes import RECIPES, Asked
 from dsbd_runtime.errors import BundleError, InputError
 from dsbd_runtime.media.given_sound import StackedSound, WindowedSound
 from scripts.speech_checkpoints import MODELS, write_speech_model

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from dsbd_errors import DsbdError
 from dsbd_ort import Pipeline
 from dsbd_ort.engine import Service
-from dsbd_ort.speech.prompted_transcription import MOST_SECONDS, quiet_parts
+from dsbd_ort.speech.prompted.prompted_transcription import MOST_SECONDS, quiet_parts
 from dsbd_ort.speech.transcript import Segment, Transcript
 from dsbd_runtime.errors import InputError
 from scripts.qwen3_asr_checkpoint import CONTEXT, NUM_MELS, TOKENS

@@ -15,8 +15,8 @@ import pytest
 from dsbd_errors import DsbdError
 from dsbd_ort.decoding import STRATEGIES, DecodingConfig
 from dsbd_ort.decoding.option_table import OPTION_TABLE, read_options
-from dsbd_ort.model_pair import check_drafter
-from dsbd_ort.option_defaults import ModelDefaults, resolve
+from dsbd_ort.requests.bundle_requests import check_drafter
+from dsbd_ort.requests.option_defaults import ModelDefaults, resolve
 from dsbd_runtime.bundle_files.bundle import GENERATION_CONFIG_FILE
 from tests.decoding.path_constraint import PathConstraint
 

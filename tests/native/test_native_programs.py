@@ -10,7 +10,7 @@ import pytest
 
 from dsbd_ort import Pipeline
 from dsbd_ort.engine import Service
-from dsbd_ort.results import result_object
+from dsbd_ort.requests.results import result_object
 from tests.embedding.conftest import PROGRAMS, output_of
 from tests.native.conftest import ROOT
 from tests.runtime.tiny_graph import TinyModel, write_tiny_bundle

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from dsbd_ort.decoding import STRATEGIES, ConfigError, DecodingConfig
-from dsbd_ort.option_defaults import ModelDefaults, ServerDefaults, with_server
+from dsbd_ort.requests.option_defaults import ModelDefaults, ServerDefaults, with_server
 from tests.openai_server.running_server import MODEL
 from tests.runtime.bundle_edits import with_files
 

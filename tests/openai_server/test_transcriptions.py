@@ -14,9 +14,9 @@ import numpy as np
 import openai
 import pytest
 
+from dsbd_ort.audio.audio_files import read_audio
 from dsbd_ort.engine import ServiceLimits
 from dsbd_ort.openai_server.transcription import in_place
-from dsbd_ort.speech.audio import read_audio
 from dsbd_ort.speech.formats import FORMATS
 from dsbd_runtime.errors import EngineError, InputError
 from tests.openai_server.running_server import MODEL, running_server

@@ -9,8 +9,8 @@ import pytest
 import dsbd_ort
 from dsbd_ort.decoding.batched_decoder import BatchedDecoder
 from dsbd_ort.decoding.whole_requests import decoded_together
-from dsbd_ort.pictures import read_picture, resized
-from dsbd_ort.prompts import RequestInputs
+from dsbd_ort.media.pictures import read_picture, resized
+from dsbd_ort.requests.prompts import RequestInputs
 from dsbd_runtime.parts.source.sources import Sources
 from scripts.picture_reader_checkpoint import BEGIN, KINDS
 from tests.given.forests import check_forest

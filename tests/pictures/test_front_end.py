@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dsbd_ort.media_parts import MediaLimits
-from dsbd_ort.pictures import PictureFrontEnd
+from dsbd_ort.media.message_parts import MediaLimits
+from dsbd_ort.media.pictures import PictureFrontEnd
 from dsbd_runtime.errors import BundleError
 from dsbd_runtime.media.given_grid import GridPicture
 from dsbd_runtime.media.given_picture import CanvasPicture, TiledPicture

@@ -21,7 +21,7 @@ from transformers.vision_utils import (
     get_vision_position_ids,
 )
 
-from dsbd_ort.pictures import resized
+from dsbd_ort.media.pictures import resized
 from dsbd_runtime.errors import BundleError, InputError
 from dsbd_runtime.media.given_grid import GridPicture, mrope_positions
 from dsbd_runtime.parts.given.given_prompt import GivenPiece, GivenPrompt

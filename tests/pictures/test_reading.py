@@ -13,7 +13,7 @@ from PIL import Image
 from transformers.image_transforms import convert_to_rgb
 from transformers.image_utils import load_image
 
-from dsbd_ort.pictures import MOST_BYTES, MOST_PIXELS, read_picture, resized
+from dsbd_ort.media.pictures import MOST_BYTES, MOST_PIXELS, read_picture, resized
 from dsbd_runtime.errors import InputError
 from tests.pictures.files import drawn, file_of, png, png_of_16_bits
 from tests.test_import_boundaries import loaded_by
@@ -177,7 +177,7 @@ def test_without_pillow_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_pillow_is_imported_when_a_picture_is_read() -> None:
-    assert "PIL" not in loaded_by("import dsbd_ort.pictures")
+    assert "PIL" not in loaded_by("import dsbd_ort.media.pictures")
 
 
 @pytest.mark.long

@@ -17,7 +17,7 @@ from transformers.models.idefics3.processing_idefics3 import Idefics3Processor
 from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
 from transformers.models.smolvlm.processing_smolvlm import SmolVLMProcessor
 
-from dsbd_ort.pictures import resized
+from dsbd_ort.media.pictures import resized
 from dsbd_runtime.errors import BundleError
 from dsbd_runtime.media.given_picture import CanvasPicture, GivenPicture, TiledPicture
 from tests.pictures.files import drawn, random_sizes

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from dsbd_errors import DsbdError
 from dsbd_ort import Canonical, DecodingConfig, GenerationResult, Pipeline, Regex, Service
 from dsbd_ort.decoding import STRATEGIES, WithResult
-from dsbd_ort.results import text_before_stop
+from dsbd_ort.requests.results import text_before_stop
 from dsbd_runtime.text.stream_decoder import TextWindow
 from tests.continuations import spelled_text, without_special
 from tests.robustness.preempting import PreemptedPipeline

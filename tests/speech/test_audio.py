@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dsbd_ort.speech.audio import read_audio
+from dsbd_ort.audio.audio_files import read_audio
 from dsbd_runtime.errors import InputError
 from tests.speech.audio_files import FLOAT, MU_LAW, PCM, chunk, file_of, wav_bytes
 from tests.speech.sounds import noise, speech_like, tone
@@ -239,7 +239,7 @@ def test_memory_is_that_of_the_result(tmp_path: Path) -> None:
 WITHOUT = """
 import sys
 sys.modules["soundfile"] = None
-from dsbd_ort.speech.audio import read_audio
+from dsbd_ort.audio.audio_files import read_audio
 from dsbd_runtime.errors import InputError
 print(len(read_audio(sys.argv[1])))
 try:

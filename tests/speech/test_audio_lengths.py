@@ -6,8 +6,8 @@ import struct
 import numpy as np
 import pytest
 
-from dsbd_ort.speech.audio import read_audio
-from dsbd_ort.speech.pieces import Section
+from dsbd_ort.audio.audio_files import read_audio
+from dsbd_ort.audio.pieces import Section
 from dsbd_runtime.errors import InputError
 from tests.speech.audio_files import FLOAT, PCM, file_of, wav_bytes
 from tests.speech.sounds import noise, speech_like

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dsbd_ort.speech.log_mel import LogMel, MelForm, mel_filters
+from dsbd_ort.audio.log_mel import LogMel, MelForm, mel_filters
 from dsbd_runtime.errors import InputError
 from tests.speech.sounds import RATE, chirp, noise, speech_like, tone
 from tests.speech.test_segmentation import SPEECH

@@ -10,8 +10,8 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from dsbd_ort.media_prompts import MediaReader
-from dsbd_ort.prompts import MediaPrompt
+from dsbd_ort.media.media_prompts import MediaReader
+from dsbd_ort.requests.prompts import MediaPrompt
 from dsbd_runtime.errors import CapacityError, InputError
 from dsbd_runtime.media.given_sound import ChunkedSound
 from dsbd_runtime.parts.given.given_prompt import GivenPrompt

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.signal import resample_poly
 
-from dsbd_ort.speech.resampling import resampled, taps_between
+from dsbd_ort.audio.resampling import resampled, taps_between
 from tests.speech.sounds import noise, speech_like, tone
 
 RATES = [8_000, 11_025, 44_100, 48_000, 96_000, 44_101, 383_999]  # two coprime to 16,000

@@ -20,9 +20,10 @@ from transformers import (
 
 from dsbd_export.checkpoints.checkpoint import quiet_libraries
 from dsbd_ort import Pipeline
+from dsbd_ort.audio.audio_files import read_samples
 from dsbd_ort.decoding import DecodeResult, DecodingRequest, result_of
 from dsbd_ort.speech.languages import LANGUAGE_NAMES, OTHER_NAMES, code_of
-from dsbd_ort.speech.speech_request import read_language, read_samples
+from dsbd_ort.speech.speech_request import read_language
 from dsbd_ort.speech.transcribing import align_of, transcription
 from dsbd_ort.speech.transcript import Segment, Transcript
 from dsbd_ort.speech.transcription import answered

@@ -5,10 +5,10 @@ import json
 import numpy as np
 import pytest
 
+from dsbd_ort.audio.voice_activity import FRAME, VadOptions, read_vad, silero, speech_parts
 from dsbd_ort.speech.spoken_parts import SpeechTimes, speech_transcription
 from dsbd_ort.speech.transcribing import align_of, transcription
 from dsbd_ort.speech.transcription import answered
-from dsbd_ort.speech.voice_activity import FRAME, VadOptions, read_vad, silero, speech_parts
 from dsbd_runtime.errors import InputError
 from tests.commands.test_run import dsbd_run
 from tests.speech.audio_files import wav_bytes

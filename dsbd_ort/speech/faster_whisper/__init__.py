@@ -20,6 +20,7 @@
 Everything else is refused by its name: see ``records`` and ``WhisperModel``.
 """
 
+from dsbd_ort.audio.voice_activity import VadOptions
 from dsbd_ort.speech.faster_whisper.model import (
     BatchedInferencePipeline,
     WhisperModel,
@@ -27,7 +28,6 @@ from dsbd_ort.speech.faster_whisper.model import (
 )
 from dsbd_ort.speech.faster_whisper.records import TranscribedSegment as Segment
 from dsbd_ort.speech.faster_whisper.records import TranscriptionInfo, TranscriptionOptions, Word
-from dsbd_ort.speech.voice_activity import VadOptions
 
 __all__ = [
     "BatchedInferencePipeline",

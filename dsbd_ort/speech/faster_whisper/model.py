@@ -10,8 +10,9 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from dsbd_ort.audio.audio_files import SAMPLING_RATE, Samples, read_audio
+from dsbd_ort.audio.voice_activity import Part, VadOptions, silero, speech_parts
 from dsbd_ort.decoding.option_values import did_you_mean, shown
-from dsbd_ort.speech.audio import SAMPLING_RATE, Samples, read_audio
 from dsbd_ort.speech.faster_whisper.records import (
     TranscribedSegment,
     TranscriptionInfo,
@@ -20,11 +21,10 @@ from dsbd_ort.speech.faster_whisper.records import (
 )
 from dsbd_ort.speech.faster_whisper.windows import Language, OpenedPipeline, RankedTranscription
 from dsbd_ort.speech.languages import ENGLISH, code_of
-from dsbd_ort.speech.segmentation import without_second_end
 from dsbd_ort.speech.speech_request import WORD_TIMES, SpeechRequest, read_temperatures
 from dsbd_ort.speech.spoken_parts import SpeechTimes
 from dsbd_ort.speech.transcript import TASKS, Segment
-from dsbd_ort.speech.voice_activity import Part, VadOptions, silero, speech_parts
+from dsbd_ort.speech.whisper.segmentation import without_second_end
 from dsbd_runtime.errors import InputError
 from dsbd_runtime.parts.source.speech_entry import SpeechEntry
 

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dsbd_ort.audio.voice_activity import VadOptions
 from dsbd_ort.decoding.option_values import shown
-from dsbd_ort.speech.voice_activity import VadOptions
 from dsbd_runtime.errors import InputError
 
 

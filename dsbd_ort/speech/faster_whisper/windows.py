@@ -19,21 +19,16 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from dsbd_ort.audio.log_mel import FeatureWindows, LogMel, MelForm, Samples
 from dsbd_ort.decoding import DecodeResult
 from dsbd_ort.pipeline import Pipeline
-from dsbd_ort.prompts import RequestInputs
+from dsbd_ort.requests.prompts import RequestInputs
 from dsbd_ort.speech.faster_whisper.records import TranscriptionOptions
-from dsbd_ort.speech.log_mel import FeatureWindows, LogMel, MelForm, Samples
 from dsbd_ort.speech.speech_request import SpeechRequest
 from dsbd_ort.speech.transcribing import align_of
 from dsbd_ort.speech.transcript import Segment
-from dsbd_ort.speech.transcription import (
-    OnSegment,
-    WhisperTranscription,
-    Window,
-    answered,
-    text_options,
-)
+from dsbd_ort.speech.transcription import OnSegment, answered
+from dsbd_ort.speech.whisper.whisper_transcription import WhisperTranscription, Window, text_options
 from dsbd_ort.speech.window_texts import Answers, Requests, WindowText, WindowTexts
 from dsbd_ort.speech.words import Align, TokenTimes
 from dsbd_runtime.parts.source.encoder_entry import EncoderEntry

@@ -3,7 +3,7 @@
 from typing import Any
 
 import dsbd_ort
-from dsbd_ort.speech.log_mel import FeatureWindows, LogMel
+from dsbd_ort.audio.log_mel import FeatureWindows, LogMel
 from dsbd_runtime.bundle_files.manifest import quantize_option
 from dsbd_runtime.parts.source.ort_encoder import OrtEncoder
 from lab.transcription.runners.serve import (

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from dsbd_ort.speech.pieces import Section
+from dsbd_ort.audio.pieces import Section
 from dsbd_runtime.errors import InputError
 
 _PCM, _FLOAT, _EXTENSIBLE = 1, 3, 0xFFFE

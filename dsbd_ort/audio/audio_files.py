@@ -18,14 +18,17 @@ from numpy.typing import NDArray
 
 from dsbd_errors import install_hint
 from dsbd_errors.git_lfs import pointer_refusal
-from dsbd_ort.speech import wav
-from dsbd_ort.speech.pieces import MpegStream, Section, pieces
-from dsbd_ort.speech.resampling import resampled
+from dsbd_ort.audio import wav
+from dsbd_ort.audio.pieces import MpegStream, Section, pieces
+from dsbd_ort.audio.resampling import resampled
 from dsbd_runtime.errors import InputError
 
 Samples = NDArray[np.float32]
 AudioSource = str | os.PathLike[str] | bytes | BinaryIO
 """A path, the bytes of a file, or an open binary file."""
+
+Audio = NDArray[np.floating] | AudioSource
+"""Samples of one channel, (n,) floats from -1 to 1 at the model's rate, or an audio file."""
 
 SAMPLING_RATE = 16_000
 MOST_SECONDS = 4 * 3600.0  # longest audio that is read; its samples take 922 MB
@@ -267,4 +270,25 @@ def _joined(
         samples[num_samples:end] = block
         num_samples = end
     samples.resize(num_samples, refcheck=False)
+    return samples
+
+
+def read_samples(
+    audio: Audio, sampling_rate: int, *, max_seconds: float = MOST_SECONDS
+) -> NDArray[np.float32]:
+    """Return the samples of an audio, (n,) float32 at the model's rate; InputError: not valid.
+
+    A writeable array is copied, because it is read while the audio is transcribed.
+    """
+    if not isinstance(audio, np.ndarray):
+        return read_audio(audio, sampling_rate, max_seconds=max_seconds)
+    if audio.ndim != 1 or audio.dtype.kind != "f" or not len(audio):
+        raise InputError(
+            f"the samples are {audio.dtype} of shape {audio.shape}; expected floats from -1 to 1 "
+            f"in one dimension, mono audio at {sampling_rate} Hz, at least one"
+        )
+    samples = audio.astype(np.float32, copy=audio.flags.writeable)
+    if not (np.isfinite(samples.min()) and np.isfinite(samples.max())):  # NaN is both
+        place = int(np.flatnonzero(~np.isfinite(samples))[0])
+        raise InputError(f"sample {place} is {samples[place]}; expected finite numbers")
     return samples

@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsbd_errors import install_hint
+from dsbd_ort.audio.audio_files import SAMPLING_RATE
+from dsbd_ort.audio.log_mel import Samples
 from dsbd_ort.decoding.option_values import shown
-from dsbd_ort.speech.audio import SAMPLING_RATE
-from dsbd_ort.speech.log_mel import Samples
 from dsbd_runtime.errors import InputError
 
 VAD = "vad"  # the keyword of ``Pipeline.transcribe``

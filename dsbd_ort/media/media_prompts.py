@@ -12,15 +12,21 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from dsbd_ort.media_parts import OWN_LIMITS, MediaLimits, MediumFrontEnd, ReadMedium, read_part
-from dsbd_ort.pictures import PictureFrontEnd, read_picture, resized
-from dsbd_ort.prompts import MediaPrompt, RequestInputs, is_conversation
-from dsbd_ort.speech.sound_front_end import (
+from dsbd_ort.media.message_parts import (
+    OWN_LIMITS,
+    MediaLimits,
+    MediumFrontEnd,
+    ReadMedium,
+    read_part,
+)
+from dsbd_ort.media.pictures import PictureFrontEnd, read_picture, resized
+from dsbd_ort.media.sounds import (
     SoundFrontEnd,
     WindowedFrontEnd,
     chunked_front_end,
     stacked_front_end,
 )
+from dsbd_ort.requests.prompts import MediaPrompt, RequestInputs, is_conversation
 from dsbd_runtime.bundle_files.bundle import Bundle
 from dsbd_runtime.errors import CapacityError, InputError
 from dsbd_runtime.media.given_grid import GridPicture, mrope_positions

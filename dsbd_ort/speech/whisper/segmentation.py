@@ -8,16 +8,12 @@ A text requested without times may still have some, in any order, and need not b
 divided in the same way, but its segments have the times of the window, unlike in transformers.
 """
 
-import math
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from dsbd_runtime.parts.source.speech_entry import FRAMES_A_POSITION, SpeechEntry
-
-_AT_THE_SEAM = 16  # bytes
 
 
 @dataclass(frozen=True)
@@ -86,32 +82,3 @@ def without_second_end(token_ids: tuple[int, ...], speech: SpeechEntry) -> tuple
     """Return the tokens of a segment as a prompt: with one time at its end."""
     is_cut = len(token_ids) > 2 and speech.is_time(token_ids[-2])
     return token_ids[:-1] if is_cut else token_ids
-
-
-def compression_ratio(token_ids: Sequence[int], vocab_size: int) -> float:
-    """Return the size of token ids over their compressed size: high if they repeat."""
-    content = _bytes(token_ids, vocab_size)
-    return len(content) / len(zlib.compress(content))
-
-
-def least_compression_ratio(token_ids: Sequence[int], most_tokens: int, vocab_size: int) -> float:
-    """Return a lower bound of the compression ratio of all texts that begin with token ids.
-
-    zlib uses the shortest of its codes for a block, and a text of at most ``most_tokens`` is one
-    block. So the result is never longer than in the fixed code: the present tokens in that code,
-    plus 9 bits for every further byte. Where both meet, the size may differ by ``_AT_THE_SEAM``.
-    """
-    content = _bytes(token_ids, vocab_size)
-    coder = zlib.compressobj(strategy=zlib.Z_FIXED)
-    size = len(coder.compress(content)) + len(coder.flush()) + _AT_THE_SEAM
-    more = max(0, most_tokens - len(token_ids)) * _num_bytes(vocab_size)
-    return min(len(content) / size, (len(content) + more) / (size + more * 9 / 8))
-
-
-def _bytes(token_ids: Sequence[int], vocab_size: int) -> bytes:
-    length = _num_bytes(vocab_size)
-    return b"".join(token.to_bytes(length, "little") for token in token_ids)
-
-
-def _num_bytes(vocab_size: int) -> int:
-    return int(math.log2(vocab_size) / 8) + 1

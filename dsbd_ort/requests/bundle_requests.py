@@ -13,10 +13,10 @@ from dsbd_ort.constraints.binding import ConstraintBinding, items_of
 from dsbd_ort.decoding import DecodeResult, DecodingConfig, DecodingRequest, TraceRecorder
 from dsbd_ort.decoding.drafting.ngram import NGramPool
 from dsbd_ort.decoding.logits_processing.allowed_after import AllowedMass
-from dsbd_ort.model_pair import MOST_CALLERS, Recent, check_drafter
-from dsbd_ort.option_defaults import ModelDefaults, Options, resolve
+from dsbd_ort.decoding.option_table import OPTION_TABLE
 from dsbd_ort.pipeline_options import PipelineOptions
-from dsbd_ort.prompts import (
+from dsbd_ort.requests.option_defaults import ModelDefaults, Options, resolve
+from dsbd_ort.requests.prompts import (
     SRC_LANG,
     Prompt,
     PromptReader,
@@ -25,7 +25,8 @@ from dsbd_ort.prompts import (
     is_conversation,
     new_seed,
 )
-from dsbd_ort.results import (
+from dsbd_ort.requests.recent import Recent
+from dsbd_ort.requests.results import (
     GeneratedSequence,
     GenerationResult,
     TextStream,
@@ -41,8 +42,28 @@ from dsbd_runtime.text.stream_decoder import TextWindow
 from dsbd_runtime.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from dsbd_ort.media_parts import MediaLimits
-    from dsbd_ort.media_prompts import MediaReader, PictureReader
+    from dsbd_ort.media.media_prompts import MediaReader, PictureReader
+    from dsbd_ort.media.message_parts import MediaLimits
+
+
+MOST_CALLERS = 64
+"""Callers whose texts are kept for the n-gram drafter; the least recent one is dropped."""
+
+
+def check_drafter(config: DecodingConfig, *, has_draft: bool) -> None:
+    """Raise InputError for a request that needs a draft model if the bundle has no draft."""
+    if has_draft or not config.has_draft_model:
+        return
+    fix = "or add a draft with: dsbd-export --bundle BUNDLE --draft DRAFT"
+    if OPTION_TABLE["drafter"].unmet(config) is None:
+        raise InputError(
+            f"drafter is {config.drafter!r}, but the bundle has no draft: expected 'ngram' or "
+            f"'none'; {fix}"
+        )
+    raise InputError(
+        f"strategy is {config.strategy!r}, which needs a draft model, but the bundle has no draft; "
+        f"use another strategy, {fix}"
+    )
 
 
 class BundleRequests:

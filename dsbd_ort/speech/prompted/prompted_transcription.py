@@ -11,14 +11,15 @@ from typing import Any
 
 import numpy as np
 
+from dsbd_ort.audio.audio_files import Audio, read_samples
+from dsbd_ort.audio.log_mel import Samples
 from dsbd_ort.decoding.option_values import shown
-from dsbd_ort.media_prompts import MediaReader
-from dsbd_ort.prompts import MediaPrompt
+from dsbd_ort.media.media_prompts import MediaReader
+from dsbd_ort.media.sounds import SoundFrontEnd
+from dsbd_ort.requests.prompts import MediaPrompt
 from dsbd_ort.speech.languages import DETECTED, code_of
-from dsbd_ort.speech.log_mel import Samples
-from dsbd_ort.speech.recipes import RECIPES, Asked, Recipe
-from dsbd_ort.speech.sound_front_end import SoundFrontEnd
-from dsbd_ort.speech.speech_request import Audio, SpeechRequest, read_samples
+from dsbd_ort.speech.prompted.recipes import RECIPES, Asked, Recipe
+from dsbd_ort.speech.speech_request import SpeechRequest
 from dsbd_ort.speech.transcript import TASKS, Segment, Skipped
 from dsbd_ort.speech.transcription import Steps, Transcription
 from dsbd_ort.speech.window_texts import SpeechPipeline

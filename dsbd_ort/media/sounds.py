@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from dsbd_ort.media_parts import MediaLimits, ReadMedium
-from dsbd_ort.speech.log_mel import LogMel, MelForm, Samples
-from dsbd_ort.speech.speech_request import Audio, read_samples
+from dsbd_ort.audio.audio_files import Audio, read_samples
+from dsbd_ort.audio.log_mel import LogMel, MelForm, Samples
+from dsbd_ort.media.message_parts import MediaLimits, ReadMedium
 from dsbd_runtime.errors import InputError
 from dsbd_runtime.media.given_sound import ChunkedSound, StackedSound, WindowedSound
 from dsbd_runtime.parts.given.given_prompt import GivenPiece

@@ -16,7 +16,7 @@ import numpy as np
 
 from dsbd_errors import install_hint
 from dsbd_errors.git_lfs import pointer_refusal
-from dsbd_ort.media_parts import MediaLimits, ReadMedium
+from dsbd_ort.media.message_parts import MediaLimits, ReadMedium
 from dsbd_runtime.errors import InputError
 from dsbd_runtime.media.given_picture import GivenPicture
 from dsbd_runtime.parts.source.pixel_values import Pixels, Size

@@ -14,7 +14,7 @@ from typing import Any
 from dsbd_ort.decoding import DecodingStats, TraceRecorder, WithResult
 from dsbd_ort.engine import Service
 from dsbd_ort.pipeline import Pipeline
-from dsbd_ort.results import GenerationResult
+from dsbd_ort.requests.results import GenerationResult
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 

@@ -1,0 +1,1 @@
+"""Requests: prompts and options as the engines read them, and results as text."""

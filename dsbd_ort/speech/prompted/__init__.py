@@ -1,0 +1,1 @@
+"""Transcription by models that answer a prompt with a sound."""

@@ -1,0 +1,1 @@
+"""Transcription as Whisper's: windows with times, tried at several temperatures."""
