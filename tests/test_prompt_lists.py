@@ -35,7 +35,7 @@ def test_every_prompt_of_a_list_gets_what_it_gets_alone(tiny_pipe, strategy):
 def test_prompts_of_a_list_share_engine_calls(tiny_pipe):
     options = {**ASKED, "strategy": "beam-sample", "eos_token_id": ()}
     calls = {"target": 0}
-    forward = tiny_pipe.costs.observe
+    forward = tiny_pipe.models.costs.observe
 
     class Counted:
         def now(self):
@@ -45,11 +45,11 @@ def test_prompts_of_a_list_share_engine_calls(tiny_pipe):
             calls[role] += 1
             forward(role, num_rows, seconds)
 
-    learned, tiny_pipe.costs = tiny_pipe.costs, Counted()
+    learned, tiny_pipe.models.costs = tiny_pipe.models.costs, Counted()
     try:
         results = tiny_pipe.generate(TEXTS[:8], **options)
     finally:
-        tiny_pipe.costs = learned
+        tiny_pipe.models.costs = learned
     of_each = [result.stats.num_iterations for result in results]
     assert of_each == [10] * 8
     assert calls["target"] <= 14  # and not 80
@@ -90,10 +90,10 @@ WRONG = [
 
 @pytest.mark.parametrize(("prompts", "options", "kind", "words"), WRONG)
 def test_a_wrong_prompt_is_named_before_any_is_continued(tiny_pipe, prompts, options, kind, words):
-    learned = tiny_pipe.costs.now()
+    learned = tiny_pipe.models.costs.now()
     with pytest.raises(kind, match=words) as caught:
         tiny_pipe.generate(prompts, **options)
-    assert tiny_pipe.costs.now() is learned
+    assert tiny_pipe.models.costs.now() is learned
     if not options:
         assert caught.value.__notes__ == ["prompt 1 of the list"]
     tiny_pipe.generate("a", **ASKED)  # it is free

@@ -123,7 +123,7 @@ def requests_of(pipe, options):
 def test_eight_together_and_preempted_are_as_alone(trocr, options):
     alone = []
     for request in requests_of(trocr, options):
-        with trocr.engines() as models:
+        with trocr.models.engines() as models:
             alone += decoded_together(BatchedDecoder(*models), [request], 1)
     preempted = [
         replace(request, preempts=ForcedPreemptions(seed))
@@ -131,7 +131,7 @@ def test_eight_together_and_preempted_are_as_alone(trocr, options):
     ]
     before = TALLY.num_preempted
     for requests in (requests_of(trocr, options), preempted):
-        with trocr.engines() as models:
+        with trocr.models.engines() as models:
             found = decoded_together(BatchedDecoder(*models), requests, 8)
         for ours, theirs in zip(found, alone, strict=True):
             for one, other in zip(ours.sequences, theirs.sequences, strict=True):

@@ -17,8 +17,8 @@ from dsbd_ort.engine import (
     Service,
     ServiceClosedError,
     ServiceLimits,
-    SpeechEvent,
 )
+from dsbd_ort.speech.live_transcription import SpeechEvent
 from dsbd_ort.speech.transcript import Segment, Transcript
 from dsbd_runtime.errors import InputError
 from dsbd_runtime.parts.source.sources import Sources

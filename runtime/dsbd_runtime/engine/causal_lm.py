@@ -14,28 +14,12 @@ from dsbd_forward.forward import Forward, ForwardResult, Source
 from dsbd_runtime.bundle_files.manifest import ModelEntry
 from dsbd_runtime.engine.session import Session
 from dsbd_runtime.errors import CapacityError, InputError
-from dsbd_runtime.parts.attention.attention_rows import MAX_FORWARD_ROWS, Rows, num_in_place
-from dsbd_runtime.parts.feature.features import FeaturesOfDraft, FeaturesOfTarget
+from dsbd_runtime.parts.attention.attention_rows import MAX_FORWARD_ROWS, num_in_place
 from dsbd_runtime.parts.given.given_rows import GivenRows
 from dsbd_runtime.parts.head.forward_checks import check_forward, check_keep
-from dsbd_runtime.parts.head.head import Head
 from dsbd_runtime.parts.part import Call, Part, PartT, part_of
-from dsbd_runtime.parts.recent.recent_rows import RecentRows
-from dsbd_runtime.parts.source.alignment import Alignment
 from dsbd_runtime.parts.source.cross_slots import CrossSlots
 from dsbd_runtime.parts.source.sources import Sources
-
-KINDS: tuple[type[Part], ...] = (
-    Rows,
-    RecentRows,
-    Sources,
-    GivenRows,
-    FeaturesOfTarget,
-    FeaturesOfDraft,
-    Head,
-    Alignment,
-)
-"""The kinds of parts; an engine that lacks a kind takes its errors from here."""
 
 
 class CausalLM:
@@ -58,10 +42,7 @@ class CausalLM:
         self._grows_in_calls = any(part.grows_in_calls for part in self._parts)
         read = {name for part in self._parts for name in part.reads}
         self._unread = {
-            name: sentence
-            for kind in KINDS
-            for name, sentence in kind.reads.items()
-            if name not in read
+            name: sentence for name, sentence in Part.sentences.items() if name not in read
         }
         self.num_rows = 0
         self.kv_bytes_peak = self.kv_bytes

@@ -164,6 +164,7 @@ class Part:
 
     reads: the optional fields of ``Forward`` that are for it, each with the sentence of the error
         for an engine that does not read it.
+    sentences: those of all kinds.
     splits: whether it makes several calls of one, see ``calls``.
     grows_in_calls: whether ``num_bytes`` changes in calls too, not only in ``reserve``.
     num_bytes: of the rows that it keeps.
@@ -173,10 +174,14 @@ class Part:
     """
 
     reads: ClassVar[Mapping[str, str]] = {}
+    sentences: ClassVar[dict[str, str]] = {}
     splits: ClassVar[bool] = False
     grows_in_calls: ClassVar[bool] = False
     missing: ClassVar[str] = ""
     returns: ClassVar[tuple[HeadOutput, ...]] = ()
+
+    def __init_subclass__(cls) -> None:
+        Part.sentences.update(cls.reads)
 
     @property
     def num_bytes(self) -> int:
