@@ -1,6 +1,4 @@
 // The functions of dsbd_native.h: check pointers, find the pipeline, turn exceptions into statuses.
-#include "dsbd_native.h"
-
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -11,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "dsbd_native.h"
 #include "runtime/service.hpp"
 #include "text/unicode.hpp"
 
@@ -42,8 +41,9 @@ dsbd_status guarded(Call call) noexcept {
     } catch (const dsbd::Cancelled&) {
         return failed(DSBD_CANCELLED, "cancelled by on_step");
     } catch (const std::bad_alloc&) {
-        return failed(DSBD_ERROR, "no memory for this request; use fewer beams, a shorter draft or "
-                                  "fewer new tokens");
+        return failed(DSBD_ERROR,
+                      "no memory for this request; use fewer beams, a shorter draft or "
+                      "fewer new tokens");
     } catch (const std::exception& error) {
         return failed(DSBD_INTERNAL, std::string("internal error: ") + error.what());
     } catch (...) {
@@ -63,8 +63,9 @@ public:
         const std::lock_guard lock(mutex_);
         const auto found = by_number_.find(reinterpret_cast<std::uintptr_t>(pipeline));
         if (found == by_number_.end()) {
-            throw dsbd::Error("this pipeline is not open; pass one that dsbd_open returned and "
-                              "that is not closed yet");
+            throw dsbd::Error(
+                "this pipeline is not open; pass one that dsbd_open returned and "
+                "that is not closed yet");
         }
         return found->second;
     }
@@ -163,7 +164,8 @@ dsbd_status dsbd_open(const char* bundle, const char* settings, dsbd_pipeline** 
     *pipeline = nullptr;
     if (!bundle) return failed(DSBD_ERROR, "bundle is NULL; expected the folder of a bundle");
     return guarded([&] {
-        const auto given = dsbd::PipelineSettings::of(checked("settings", settings ? settings : "{}"));
+        const auto given =
+            dsbd::PipelineSettings::of(checked("settings", settings ? settings : "{}"));
         auto opened = std::make_unique<dsbd::Pipeline>(checked("bundle", bundle), given);
         *pipeline = open_pipelines().add(std::make_shared<dsbd::Service>(std::move(opened)));
     });
@@ -173,9 +175,9 @@ dsbd_status dsbd_generate(dsbd_pipeline* pipeline, const dsbd_request* request, 
     if (result) *result = nullptr;
     if (!request) return failed(DSBD_ERROR, "request is NULL; expected a request");
     if ((request->prompt != nullptr) + (request->prompt_ids != nullptr) +
-            (request->messages != nullptr) != 1) {
-        return failed(DSBD_ERROR,
-                      "a request needs exactly one of prompt, prompt_ids and messages");
+            (request->messages != nullptr) !=
+        1) {
+        return failed(DSBD_ERROR, "a request needs exactly one of prompt, prompt_ids and messages");
     }
     return guarded([&] {
         const ServicePointer service = open_pipelines().find(pipeline);

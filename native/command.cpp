@@ -109,8 +109,9 @@ void set_value(CommandLine& found, const std::string& name, const std::string& t
 /// Make the prompt the message of a user, with the defaults of a chat.
 void begin_chat(CommandLine& found) {
     if (!found.request.prompt) {
-        throw UsageError("--chat needs --prompt, the user's message; a line of --input may have "
-                         "\"messages\" instead");
+        throw UsageError(
+            "--chat needs --prompt, the user's message; a line of --input may have "
+            "\"messages\" instead");
     }
     Json messages = Json::array();
     if (found.system) messages.push_back({{"role", "system"}, {"content", *found.system}});
@@ -141,8 +142,8 @@ CommandLine command_line_of(const std::vector<std::string>& arguments) {
     }
     const bool has_ids = !found.request.ids.empty(), has_input = !found.input.empty();
     if (found.bundle.empty() || found.request.prompt.has_value() + has_ids + has_input != 1) {
-        throw UsageError(std::string("expected a bundle, and one of --prompt, --ids and --input\n") +
-                         USAGE);
+        throw UsageError(
+            std::string("expected a bundle, and one of --prompt, --ids and --input\n") + USAGE);
     }
     if (found.is_chat) {
         begin_chat(found);
@@ -171,8 +172,8 @@ private:
         for (const auto& file : std::filesystem::recursive_directory_iterator(bundle, error)) {
             size += file.is_regular_file(error) ? file.file_size(error) : 0;
         }
-        std::cerr << "opening " << bundle << ": reading and packing " << (size >> 20)
-                  << " MiB ..." << std::endl;
+        std::cerr << "opening " << bundle << ": reading and packing " << (size >> 20) << " MiB ..."
+                  << std::endl;
     }
 
     std::condition_variable_any changed_;
@@ -186,8 +187,10 @@ void tell_not_built(const dsbd_pipeline* pipeline) {
     const Json fields = Json::parse(stats)["not_built"];
     dsbd_free(stats);
     if (fields.empty()) return;
-    std::cerr << "dsbd_native: generation_config.json has options that dsbd_native does not support "
-                 "and that have no effect: " << fields.dump() << std::endl;
+    std::cerr
+        << "dsbd_native: generation_config.json has options that dsbd_native does not support "
+           "and that have no effect: "
+        << fields.dump() << std::endl;
 }
 
 /// Return the result of a request in JSON.
@@ -214,8 +217,7 @@ int print_text(const dsbd_step* step, void*) {
 void answer_one(dsbd_pipeline* pipeline, const CommandLine& command) {
     const bool has_text = command.request.prompt || command.request.messages;
     const bool streams = has_text && !command.is_json;
-    const std::string result =
-        answered(pipeline, command.request, streams ? print_text : nullptr);
+    const std::string result = answered(pipeline, command.request, streams ? print_text : nullptr);
     const Json object = Json::parse(result);
     if (command.is_json) {
         std::cout << result;
@@ -265,8 +267,9 @@ void check_utf_8(const std::string& line, const std::string& file) {
     const std::string head = line.substr(0, 2);
     const bool is_half = line.size() > 1 && (line[0] == '\0') != (line[1] == '\0');
     if (head != "\xff\xfe" && head != "\xfe\xff" && !is_half) return;
-    throw UsageError(file + " is UTF-16 or UTF-32; expected UTF-8: iconv -f UTF-16 -t UTF-8 "
-                            "converts it");
+    throw UsageError(file +
+                     " is UTF-16 or UTF-32; expected UTF-8: iconv -f UTF-16 -t UTF-8 "
+                     "converts it");
 }
 
 /// Answer every line, so many at a time, in their order.

@@ -1,24 +1,15 @@
-"""Opening of checkpoints: kinds of models, and how each is found, recognized, read and paired.
+"""Opening of checkpoints: kinds of models, and how each is recognized, read and paired.
 
-No weights are read. Adapters and quantized weights without a config, which transformers would
-accept silently, are refused.
+No weights are read.
 """
 
-import contextlib
-import shlex
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from huggingface_hub import snapshot_download
-
-from dsbd_errors.git_lfs import pointer_refusal
 from dsbd_export.checkpoints.adapter import read_adapter
-from dsbd_export.checkpoints.adapter_files import CONFIG_FILE
 from dsbd_export.checkpoints.checkpoint import Checkpoint
 from dsbd_export.checkpoints.checkpoint_files import (
-    json_object_or_none,
-    open_weights,
     pointer_in,
 )
 from dsbd_export.checkpoints.gguf_file import is_gguf
@@ -32,7 +23,7 @@ from dsbd_export.encoder_decoder.checkpoint import (
 )
 from dsbd_export.encoder_decoder.ctranslate2_folder import is_ctranslate2, transformers_files
 from dsbd_export.encoder_decoder.source import EncoderDecoderSource
-from dsbd_export.errors import ExportError, reason_of
+from dsbd_export.errors import ExportError
 from dsbd_export.feature_draft.checkpoint import (
     FeatureDraftCheckpoint,
     added_features,
@@ -44,12 +35,12 @@ from dsbd_export.feature_draft.checkpoint import (
 from dsbd_export.feature_draft.multi_token import MTP, mtp_or_feature_source, read_mtp_draft
 from dsbd_export.given_prompt.checkpoint import (
     GivenCheckpoint,
-    carries_adapter,
     check_given_pair,
     is_given_prompt,
     read_given_prompt,
 )
 from dsbd_export.given_prompt.source import GivenPromptSource
+from dsbd_export.locating import located, located_adapter, refusal_of_files
 from dsbd_export.model_source import ModelSource, SourceOf
 from dsbd_export.pair import agreed_draft, agreed_pair
 from dsbd_export.progress import Report
@@ -225,10 +216,7 @@ def _adapted(checkpoint: Checkpoint, source: str | None) -> Checkpoint:
         return _checked_tokens(checkpoint)
     if reason := kind_of(checkpoint).without_adapters:
         raise ExportError(f"the {checkpoint.role} at {checkpoint.folder} is {reason}")
-    folder = Path(source).expanduser()
-    if not folder.is_dir():
-        _check_hub_id("adapter", source, "adapter_config.json")
-        folder = _downloaded(source, None, _HUB_FILES, _HUB_OLD_ADAPTERS)
+    folder = located_adapter(source)
     if refusal := pointer_in(folder):
         raise ExportError(f"the adapter at {folder} cannot be read: {refusal}")
     adapter = read_adapter(source, folder)
@@ -261,124 +249,3 @@ def _without_default_tokens(checkpoint: Checkpoint) -> Checkpoint:
     if isinstance(eos, int) and eos >= size and checkpoint.eos_token_ids == [eos]:
         checkpoint = replace(checkpoint, eos_token_ids=[])
     return checkpoint
-
-
-_HUB_FILES = "*.json *.jinja *.safetensors *vocab*.txt merges.txt *.model *.spm *.tiktoken".split()
-_HUB_CODE = ["*.py"]
-_HUB_OLD_WEIGHTS = ["pytorch_model*.bin", "model.bin"]  # the latter of CTranslate2
-_HUB_OLD_ADAPTERS = ["adapter_model.bin"]
-
-
-def located(source: str, options: ModelOptions) -> Path:
-    """Return a checkpoint's folder, downloaded from the hub if it is not local, or GGUF file."""
-    folder = Path(source).expanduser()
-    if folder.is_dir() or is_gguf(folder) or is_ctranslate2(folder):
-        return folder
-    if reason := pointer_refusal(folder):
-        raise ExportError(f"the file {source} is not a GGUF file: {reason}")
-    if folder.is_file() or source.endswith(".gguf"):
-        what = "is not a GGUF file" if folder.is_file() else "does not exist"
-        raise ExportError(
-            f"the file {source} {what}; give a folder with config.json, a hub id, or a GGUF file "
-            "on this machine"
-        )
-    _check_hub_id("checkpoint", source, "config.json")
-    wanted = [*_HUB_FILES, *(_HUB_CODE if options.trust_remote_code else [])]
-    return _downloaded(source, options.revision, wanted, _HUB_OLD_WEIGHTS)
-
-
-def _check_hub_id(what: str, source: str, file: str) -> None:
-    """Raise ExportError for a path, which cannot be an id on the hub."""
-    is_path = source.startswith(("/", ".", "~")) or Path(source).is_absolute()
-    if is_path or source.count("/") > 1:
-        raise ExportError(
-            f"no {what} at {source}: no such folder; give a folder with {file} or a hub id"
-        )
-
-
-def _downloaded(
-    source: str, revision: str | None, wanted: list[str], old_weights: list[str]
-) -> Path:
-    """Return the folder of a hub id's files; old weights only if there are no others."""
-    try:
-        folder = Path(snapshot_download(source, revision=revision, allow_patterns=wanted))
-        if not any(folder.glob("*.safetensors")):
-            snapshot_download(source, revision=revision, allow_patterns=old_weights)
-    except Exception as error:
-        raise ExportError(
-            f"{source} is no local folder and cannot be downloaded from the hub: "
-            f"{reason_of(error)}; check the name and the network, or give a folder"
-        ) from error
-    return folder
-
-
-_ADAPTER_FILES = (CONFIG_FILE, "adapter_model*.safetensors", "adapter_model*.bin")
-_FLAG_BY_ROLE = {"target": "--adapter", "draft": "--draft-adapter"}
-_QUANTIZED_FILES = ("gptq_model*.safetensors", "gptq_model*.bin", "gptq_model*.pt")
-_QUANTIZED_CONFIGS = {"quantize_config.json": "GPTQ", "quant_config.json": "AWQ"}
-_KIND_BY_ENDING = {
-    ".qweight": "GPTQ or AWQ",
-    ".weight_packed": "compressed-tensors",
-    ".absmax": "bitsandbytes",
-    ".SCB": "bitsandbytes",
-    ".weight_scale": "FP8 or 8 bits",
-    ".weight_scale_inv": "FP8",
-    ".weight_scale_2": "FP4",
-    "_blocks": "mxfp4",
-}
-
-
-def refusal_of_files(role: str, folder: Path) -> str | None:
-    """Return why the weights of a checkpoint cannot be used, and the fix; None if they can."""
-    if reason := pointer_in(folder):
-        return f"cannot be read: {reason}"
-    adapter = _first_file(folder, _ADAPTER_FILES)
-    if adapter and not carries_adapter(folder):
-        content = json_object_or_none(folder / CONFIG_FILE) or {}
-        kind = f", {content['peft_type']}" if "peft_type" in content else ""
-        if (folder / "config.json").is_file():
-            return (
-                f"has an adapter next to its own weights ({adapter}{kind}); to merge it, move "
-                f"{', '.join(_ADAPTER_FILES)} to another folder and give that with "
-                f"{_FLAG_BY_ROLE[role]}; if it is merged already, remove {adapter}"
-            )
-        base = content.get("base_model_name_or_path") or "BASE_MODEL"
-        command = shlex.join([f"--{role}", str(base), _FLAG_BY_ROLE[role], str(folder)])
-        return (
-            f"is an adapter alone ({adapter}{kind}); give the model that it was trained for, into "
-            f"which it is merged: dsbd-export {command}"
-        )
-    if how := _quantized(folder):
-        return (
-            f"has weights that are already quantized ({how}); a checkpoint in fp32, fp16 or bf16 "
-            "is needed: export the model that they were made from, with --quantize int4 or "
-            "int8 for small weights"
-        )
-    return None
-
-
-def _first_file(folder: Path, patterns: Iterable[str]) -> str | None:
-    found = (file.name for pattern in patterns for file in sorted(folder.glob(pattern)))
-    return next(found, None)
-
-
-def _quantized(folder: Path) -> str | None:
-    """Return how the weights are quantized, and the file that shows it; None if they are not."""
-    config = json_object_or_none(folder / "config.json") or {}
-    parts = (config, *(part for part in config.values() if isinstance(part, dict)))
-    if any(part.get("quantization_config") is not None for part in parts):
-        return None
-    names: list[str] = []
-    with contextlib.suppress(Exception), open_weights(folder) as weights:
-        names = list(weights)  # errors are reported when the weights are loaded
-    kinds = (f"{kind}: {n}" for n in names for e, kind in _KIND_BY_ENDING.items() if n.endswith(e))
-    kind = next(kinds, None)
-    if names and kind is None:
-        return None  # a config may be left over next to restored weights
-    for name, method in _QUANTIZED_CONFIGS.items():
-        if (folder / name).is_file():
-            content = json_object_or_none(folder / name) or {}
-            bits = content.get("bits", content.get("w_bit"))
-            return f"{method}{f', {bits} bits' if isinstance(bits, int) else ''}: {name}"
-    file = _first_file(folder, _QUANTIZED_FILES)
-    return kind if file is None else f"GPTQ: {file}"

@@ -46,9 +46,9 @@ private:
     Preempted preempted;  // rows that must be computed again before
     std::optional<EngineCallLoop<DecodeResult>> loop;
     std::optional<EngineCallLoop<void>> recomputation;  // of preempted rows, once it is resumed
-    EngineCall* wanted = nullptr;        // that the loop waits for
+    EngineCall* wanted = nullptr;  // that the loop waits for
     EngineCall* wanted_again = nullptr;  // that the recomputation waits for
-    double waits_since = 0.0;            // when it began to wait, on the clock of the request
+    double waits_since = 0.0;  // when it began to wait, on the clock of the request
     bool has_started = false;  // before, the prompt is being computed for another
     bool has_left = false;
 };

@@ -104,9 +104,8 @@ void BestByNoise::consider(const NoisyBeam& beam, const WholeRow& row) {
 }
 
 std::vector<BestByNoise::Candidate> BestByNoise::found() {
-    std::ranges::sort(best_, {}, [](const Candidate& each) {
-        return std::tuple(each.beam, each.place);
-    });
+    std::ranges::sort(best_, {},
+                      [](const Candidate& each) { return std::tuple(each.beam, each.place); });
     return std::move(best_);
 }
 

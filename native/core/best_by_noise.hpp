@@ -7,9 +7,8 @@
 // candidates, and takes the best.
 #pragma once
 
-#include "forward.hpp"
-
 #include "exponentials.hpp"
+#include "forward.hpp"
 #include "numbers.hpp"
 
 namespace dsbd {

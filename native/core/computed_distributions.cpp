@@ -175,8 +175,7 @@ JointDistribution ComputedDistributions::best_by_noise(std::span<const std::int6
     check_continues(nodes, slots);
     BestByNoise best(number, depth);
     for (std::size_t i = 0; i < nodes.size(); ++i) {
-        const double log_copies =
-            copies.empty() ? 0.0 : std::log(static_cast<double>(copies[i]));
+        const double log_copies = copies.empty() ? 0.0 : std::log(static_cast<double>(copies[i]));
         const auto node = static_cast<std::size_t>(nodes[i]);
         const NoisyBeam beam{static_cast<std::int64_t>(i), forest_.path_keys[node], log_weights[i],
                              log_copies};

@@ -1,8 +1,9 @@
 // The distributions after the nodes that one engine has computed.
 //
-// A top-k head returns K tokens of a position, and a search without a draft reads a few of all. If a
-// further one may be among the best candidates of a layer, all logits of the row are read, as long
-// as they are there: until the engine's next forward. Those that are gone are computed once more.
+// A top-k head returns K tokens of a position, and a search without a draft reads a few of all. If
+// a further one may be among the best candidates of a layer, all logits of the row are read, as
+// long as they are there: until the engine's next forward. Those that are gone are computed once
+// more.
 #pragma once
 
 #include <cstddef>
@@ -78,10 +79,11 @@ public:
     /// Add the distributions after nodes of the next slots; ModelError: invalid logits.
     void append(const Logits& logits, std::span<const std::int64_t> nodes, std::int64_t first_slot);
     /// Return the joint distribution after beams; Error: no token may follow. copies: empty: once.
-    JointDistribution joint(std::span<const std::int64_t> nodes, std::span<const double> log_weights,
+    JointDistribution joint(std::span<const std::int64_t> nodes,
+                            std::span<const double> log_weights,
                             std::span<const std::int64_t> copies);
-    /// Return the candidates of that joint distribution that have the largest log mass plus noise at
-    /// a depth, at most `number`. Their path keys are known.
+    /// Return the candidates of that joint distribution that have the largest log mass plus noise
+    /// at a depth, at most `number`. Their path keys are known.
     JointDistribution best_by_noise(std::span<const std::int64_t> nodes,
                                     std::span<const double> log_weights,
                                     std::span<const std::int64_t> copies, std::size_t number,

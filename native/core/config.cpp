@@ -111,11 +111,13 @@ void check_throughput(const Chosen& o) {
         if (is_met) continue;
         throw Error(row_of(field).name + " is " + shown(o[field]) +
                     ", but draft_policy 'throughput' needs an output that does not depend on the "
-                    "draft: expected " + wanted + "; or use draft_policy 'fixed'");
+                    "draft: expected " +
+                    wanted + "; or use draft_policy 'fixed'");
     }
     if (o[draft_length] == 0) {
-        throw Error("draft_length is 0, which leaves draft_policy 'throughput' nothing to draft; "
-                    "use at least 1, or draft_policy 'fixed'");
+        throw Error(
+            "draft_length is 0, which leaves draft_policy 'throughput' nothing to draft; "
+            "use at least 1, or draft_policy 'fixed'");
     }
 }
 

@@ -20,8 +20,7 @@ struct Selected {
 /// Further calls are made if the first layer needs logits that a top-k head has left out: each
 /// returns some of them.
 EngineCalls<Selected> verify_and_select(LoopParts& run, const Beams& beams,
-                                        const std::vector<DraftLayer>& drafted,
-                                        std::size_t depth) {
+                                        const std::vector<DraftLayer>& drafted, std::size_t depth) {
     Selected found;
     const std::int64_t num_met = run.forest.num_met;
     for (std::size_t tries = 0; tries <= beams.nodes.size(); ++tries) {
@@ -144,8 +143,8 @@ EngineCalls<DecodeResult> decoding_loop(DecodingRequest& request, CacheView& tar
         beams = prune(run, iteration);
         depth += iteration.committed.size();
         if (request.on_iteration) {
-            request.on_iteration({run.hypotheses, iteration.hypotheses, run.agreement, *run.stats,
-                                  run.tops()});
+            request.on_iteration(
+                {run.hypotheses, iteration.hypotheses, run.agreement, *run.stats, run.tops()});
         }
     }
     co_return finish(run, beams);

@@ -25,8 +25,8 @@ struct Meter {
     std::int64_t calls = 0;  // engine calls that the request took part in
     std::int64_t rows = 0;   // its own rows in them
     double seconds = 0.0;    // of the calls; a call that several requests share counts for each
-    double engine_s = 0.0;   // of these in the engine alone, without what the host does for a call
-    double waited = 0.0;     // in which the request waited for its calls, others' included
+    double engine_s = 0.0;  // of these in the engine alone, without what the host does for a call
+    double waited = 0.0;  // in which the request waited for its calls, others' included
 
     void count(std::size_t num_rows, double call_seconds, const ForwardResult& result) {
         ++calls;
@@ -39,7 +39,7 @@ struct Meter {
 /// One forward that a request needs before it can go on.
 struct EngineCall {
     Role role = Role::target;
-    Meter* meter = nullptr;    // of the request, for this engine
+    Meter* meter = nullptr;  // of the request, for this engine
     std::size_t num_rows = 0;  // rows that it appends
     /// Write the forward, given its first cache row; called once, when the call is made.
     std::function<void(std::size_t first_row, Forward& forward)> write;
@@ -49,9 +49,9 @@ struct EngineCall {
 
 /// What a running computation waits for; one for each request.
 struct CallSlot {
-    EngineCall* wanted = nullptr;           // null: the computation is over, or has not begun
+    EngineCall* wanted = nullptr;  // null: the computation is over, or has not begun
     const ForwardResult* answer = nullptr;  // set before it is resumed
-    std::coroutine_handle<> waiting;        // the innermost coroutine, which has asked
+    std::coroutine_handle<> waiting;  // the innermost coroutine, which has asked
 };
 
 namespace detail {

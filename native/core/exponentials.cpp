@@ -163,8 +163,8 @@ const std::array<Step, STEPS> STEP = steps();
 DSBD_AVX2 inline __m256d exp_of_4(__m256d x) {
     const __m256d shifted = _mm256_fmadd_pd(all(INVERSE_STEP), x, all(TO_WHOLE_64));
     const __m256d k = _mm256_sub_pd(shifted, all(TO_WHOLE_64));
-    const __m256d r = _mm256_fmadd_pd(k, all(MINUS_STEP_LOW),
-                                      _mm256_fmadd_pd(k, all(MINUS_STEP_HIGH), x));
+    const __m256d r =
+        _mm256_fmadd_pd(k, all(MINUS_STEP_LOW), _mm256_fmadd_pd(k, all(MINUS_STEP_HIGH), x));
     const __m256i bits = _mm256_castpd_si256(shifted);
     const __m256i place = _mm256_slli_epi64(_mm256_and_si256(bits, _mm256_set1_epi64x(127)), 1);
     const auto* table = reinterpret_cast<const double*>(STEP.data());
@@ -194,8 +194,8 @@ DSBD_AVX2 void fast_exp_of(const double* numbers, std::size_t size, double* foun
     plain_exp_of(numbers + i, size - i, found + i);
 }
 
-DSBD_AVX2 std::size_t log_probs_by_4(const float* logits, std::size_t size,
-                                     const LogProb& log_prob, double* found) {
+DSBD_AVX2 std::size_t log_probs_by_4(const float* logits, std::size_t size, const LogProb& log_prob,
+                                     double* found) {
     const __m256d largest = all(log_prob.largest), log_sum = all(log_prob.log_sum);
     const __m256d temperature = all(log_prob.temperature);
     const bool is_scaled = log_prob.temperature != 1.0;

@@ -158,8 +158,8 @@ Nodes Forest::prune(const Flags& is_kept) {
         auto& parent = parents[node];
         if (parent >= 0) parent = renumbered[at(parent)];
         if (parent < 0) continue;
-        next_sibling_[node] = std::exchange(first_child_[at(parent)],
-                                            static_cast<std::int64_t>(node));
+        next_sibling_[node] =
+            std::exchange(first_child_[at(parent)], static_cast<std::int64_t>(node));
     }
     return renumbered;
 }

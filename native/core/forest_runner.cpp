@@ -29,11 +29,14 @@ EngineCalls<void> ForestRunner::prefill(Ints token_ids, std::vector<ForestRunner
     for (std::size_t start = view_.prefix.tokens.size(); start < token_ids.size(); start += most) {
         const std::size_t end = std::min(start + most, token_ids.size());
         const auto chunk = IntSpan(token_ids).subspan(start, end - start);
-        EngineCall call{role_, &view_.meter, chunk.size(),
+        EngineCall call{role_,
+                        &view_.meter,
+                        chunk.size(),
                         [=, this](std::size_t first_row, Forward& forward) {
                             write_prompt(chunk, start, first_row, forward);
                         },
-                        view_.prefix.source, true};
+                        view_.prefix.source,
+                        true};
         const ForwardResult& result = co_await needed(call);
         ++num_calls_;
         try {
@@ -265,7 +268,8 @@ bool LateRunner::can_draft(const Beams& beams) {
     newest_ = at(std::ranges::max(entries_at(forest.positions, beams.nodes)));
     if (context.reaches(newest_)) return true;  // usually
     first_ = newest_;
-    for (auto node : pending(beams.nodes)) first_ = std::min(first_, at(forest.positions[at(node)]));
+    for (auto node : pending(beams.nodes))
+        first_ = std::min(first_, at(forest.positions[at(node)]));
     return context.can_reach(first_, newest_);
 }
 

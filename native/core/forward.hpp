@@ -128,13 +128,13 @@ struct TextSource final : Source {
 struct Forward {
     Ints token_ids;    // (S,)
     Ints positions;    // (S,); siblings share a position
-    BitRows mask;      // S x N: row s sees cache row c; the last S columns are the new rows, each
-                       // of which sees itself
-    Ints logit_rows;   // (R,): which of the S rows need logits, in any order; may be empty
-    Ints feature_rows; // (F,) increasing: whose features an engine that returns them returns
-    ParentFeatures parent_features;                // of a feature draft, else empty
-    std::vector<SourcePointer> sources;            // distinct ones; empty: none
-    Ints source_of_row;                            // (S,) index among them; empty: the first
+    BitRows mask;  // S x N: row s sees cache row c; the last S columns are the new rows, each
+                   // of which sees itself
+    Ints logit_rows;  // (R,): which of the S rows need logits, in any order; may be empty
+    Ints feature_rows;  // (F,) increasing: whose features an engine that returns them returns
+    ParentFeatures parent_features;  // of a feature draft, else empty
+    std::vector<SourcePointer> sources;  // distinct ones; empty: none
+    Ints source_of_row;  // (S,) index among them; empty: the first
 
     std::size_t num_new() const { return token_ids.size(); }
 };
@@ -159,12 +159,12 @@ struct Logits {
     std::size_t vocab_size = 0;
     const float* values = nullptr;  // (R, vocab_size)
 
-    std::size_t num_top = 0;                // K of a top-k head, else 0
+    std::size_t num_top = 0;  // K of a top-k head, else 0
     const std::int64_t* top_ids = nullptr;  // (R, K)
-    const float* top_logits = nullptr;      // (R, K)
-    const float* logsumexp = nullptr;       // (R,)
-    FullLogits* full = nullptr;             // null: the others cannot be read
-    std::size_t first_full_row = 0;         // row of `full` that row 0 of these is
+    const float* top_logits = nullptr;  // (R, K)
+    const float* logsumexp = nullptr;  // (R,)
+    FullLogits* full = nullptr;  // null: the others cannot be read
+    std::size_t first_full_row = 0;  // row of `full` that row 0 of these is
 
     /// Those of some neighbouring rows.
     Logits part(std::size_t first, std::size_t count) const {
@@ -184,11 +184,11 @@ struct Logits {
 struct ForwardResult {
     Logits logits;
     std::shared_ptr<const Features> features;  // of the F rows, or of all that were joined
-    std::size_t first_feature = 0;             // the first of the F rows in them
-    std::size_t source_tokens = 0;             // of a source that was read for this call, else 0
-    double source_seconds = 0.0;               // that reading it took
-    double source_own_seconds = 0.0;           // of these the engine's, without its target's
-    std::optional<double> run_s;               // seconds in the engine's runtime, if measured
+    std::size_t first_feature = 0;  // the first of the F rows in them
+    std::size_t source_tokens = 0;  // of a source that was read for this call, else 0
+    double source_seconds = 0.0;  // that reading it took
+    double source_own_seconds = 0.0;  // of these the engine's, without its target's
+    std::optional<double> run_s;  // seconds in the engine's runtime, if measured
     // Of a forward of several sources: those that could not be read, whose rows mean nothing.
     std::vector<std::pair<const Source*, std::exception_ptr>> failed;
 

@@ -33,8 +33,8 @@ Ints aligned(const JointDistribution& ours, const JointDistribution& theirs) {
     for (std::size_t beam = 0; beam < other.num_beams(); ++beam) {
         const auto found = std::ranges::find(ours.nodes, theirs.nodes[beam]);
         const auto place = static_cast<std::size_t>(found - ours.nodes.begin());
-        const bool is_here = found != ours.nodes.end() &&
-                             mine.has_ended(place) == other.has_ended(beam);
+        const bool is_here =
+            found != ours.nodes.end() && mine.has_ended(place) == other.has_ended(beam);
         const auto first = index.begin() + static_cast<std::ptrdiff_t>(other.begin(beam));
         const auto last = index.begin() + static_cast<std::ptrdiff_t>(other.begin(beam + 1));
         if (is_here) std::iota(first, last, static_cast<std::int64_t>(mine.begin(place)));
@@ -156,8 +156,7 @@ Floats JointDistribution::probabilities() const {
 
 void JointDistribution::write_probabilities(Floats& found) const {
     found.resize(num_candidates());
-    const double largest =
-        whole ? whole->largest_mass() : *std::ranges::max_element(log_masses());
+    const double largest = whole ? whole->largest_mass() : *std::ranges::max_element(log_masses());
     const double sum = pairwise(0, found.size(), [&](std::size_t first, std::size_t size) {
         double* const terms = found.data() + first;
         if (whole) {

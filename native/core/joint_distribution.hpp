@@ -21,9 +21,9 @@ struct JointDistribution {
     Ints nodes;                    // (num_beams,) the nodes that `parents` counts
     Column<std::int64_t> parents;  // (num_candidates,) index of the candidate's beam
     Column<std::int64_t> tokens;   // (num_candidates,) STAY for an absorbing beam
-    Column<double> log_weights;    // (num_candidates,) log w_i + log p~(v | x_i): the child's weight
-    Floats masses;                 // (num_candidates,) the same times the copies of the beam, in
-                                   // logs, for draws; empty: the weights, no beam has copies
+    Column<double> log_weights;  // (num_candidates,) log w_i + log p~(v | x_i): the child's weight
+    Floats masses;  // (num_candidates,) the same times the copies of the beam, in
+                    // logs, for draws; empty: the weights, no beam has copies
     Column<double> raw_log_probs;  // (num_candidates,) unwarped log-probability of the token
     // (num_candidates,) see Forest::candidate_keys; empty: not computed yet.
     mutable std::vector<std::uint64_t> path_keys;
@@ -45,8 +45,9 @@ struct JointDistribution {
     /// Return those of largest mass plus noise at a depth, of a whole layer. keys: of all nodes.
     Ints best_by_noise(std::span<const std::uint64_t> keys, std::size_t num_wanted,
                        std::size_t depth) const;
-    /// Return the candidates of a whole layer that a draft may read: of every beam the `number` best
-    /// by mass plus noise and the `number` first ones, and all as good as these. Without raw ones.
+    /// Return the candidates of a whole layer that a draft may read: of every beam the `number`
+    /// best by mass plus noise and the `number` first ones, and all as good as these. Without raw
+    /// ones.
     JointDistribution few_by_noise(std::span<const std::uint64_t> keys, std::size_t number,
                                    std::size_t depth) const;
     /// Return the candidates that continue a beam by a token, increasing.

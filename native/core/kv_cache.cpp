@@ -234,7 +234,8 @@ void SharedKVCache::keep(const Flags& is_used) {
     const Ints kept = places_of(is_used);
     if (kept.size() == is_used.size()) return;
     Ints new_rows(is_used.size());
-    for (std::size_t i = 0; i < kept.size(); ++i) new_rows[at(kept[i])] = static_cast<std::int64_t>(i);
+    for (std::size_t i = 0; i < kept.size(); ++i)
+        new_rows[at(kept[i])] = static_cast<std::int64_t>(i);
     keep_rows(kept);
     for (UsedRows* view : views_) view->renumber(new_rows);
 }

@@ -1,8 +1,9 @@
-// The logits of the rows of a forward, by what the engine's head returns (as dsbd_forward/logits.py).
+// The logits of the rows of a forward, by what the engine's head returns (as
+// dsbd_forward/logits.py).
 //
-// The raw log-probability of a token is its logit minus the row's log-normalizer, in double. A top-k
-// head returns the normalizer with the row; otherwise it is computed here. So a log-probability is
-// a function of the engine and the path, never of the call.
+// The raw log-probability of a token is its logit minus the row's log-normalizer, in double. A
+// top-k head returns the normalizer with the row; otherwise it is computed here. So a
+// log-probability is a function of the engine and the path, never of the call.
 #pragma once
 
 #include "engine.hpp"

@@ -31,7 +31,8 @@ void log_normalise(std::span<double> scores);
 /// The same if only these columns, increasing, are above -inf.
 void log_normalise(std::span<double> scores, const Columns& columns);
 
-/// Return log(sum(exp((logit - largest) / temperature))), in double, as `log_normalise` computes it.
+/// Return log(sum(exp((logit - largest) / temperature))), in double, as `log_normalise` computes
+/// it.
 double log_sum_of_exp(std::span<const float> logits, double largest, double temperature);
 
 /// Return a sum in numpy's order, that of a row of a table of any width in which the terms stand in

@@ -25,8 +25,8 @@ bool is_given(const Json& options, const std::string& name) {
 }
 
 bool is_warping(const OptionRow& row) {
-    return row.of_model != OfModel::no && std::find(row.needs.begin(), row.needs.end(),
-                                                    &options::NO_SEARCH) != row.needs.end();
+    return row.of_model != OfModel::no &&
+           std::find(row.needs.begin(), row.needs.end(), &options::NO_SEARCH) != row.needs.end();
 }
 
 bool has_warping(const Json& options) {
@@ -58,8 +58,8 @@ std::size_t older_length(const Json& content, const std::string& name, const std
 
 /// Use the older names of lengths, which count the token that a target begins with.
 void add_lengths_of_targets(Json& content, const BundleFacts& facts) {
-    for (const auto& [name, older] : {std::pair{"max_new_tokens", "max_length"},
-                                      std::pair{"min_new_tokens", "min_length"}}) {
+    for (const auto& [name, older] :
+         {std::pair{"max_new_tokens", "max_length"}, std::pair{"min_new_tokens", "min_length"}}) {
         const std::size_t length = older_length(content, name, older, facts);
         if (length > 1) content[name] = length - 1;
     }
@@ -98,8 +98,7 @@ Json options_of(const Json& content, const BundleFacts& facts) {
     for (const OptionRow& row : options::option_table()) {
         const bool is_of_source =
             row.of_model == OfModel::encoder_decoder || row.name == "num_beams";
-        const bool is_read =
-            row.of_model != OfModel::no && (facts.reads_source || !is_of_source);
+        const bool is_read = row.of_model != OfModel::no && (facts.reads_source || !is_of_source);
         if (!is_read || !is_given(content, row.name)) continue;
         const Json value = read_of_file(row.domain, row.name, content[row.name], facts);
         const Json usual = row.name == "num_beams" ? Json(1) : row.usual;
@@ -161,12 +160,14 @@ void encode_prediction(options::Chosen& chosen, const Encode& encode, std::size_
          &token_ids = chosen[options::Option::predicted_token_ids];
     if (text.is_string() && text != "") {
         if (!token_ids.empty()) {
-            throw Error("predicted_text and predicted_token_ids are both given; leave out one of "
-                        "them");
+            throw Error(
+                "predicted_text and predicted_token_ids are both given; leave out one of "
+                "them");
         }
         if (!encode) {
-            throw Error("predicted_text is given, but this bundle has no native text; give "
-                        "predicted_token_ids");
+            throw Error(
+                "predicted_text is given, but this bundle has no native text; give "
+                "predicted_token_ids");
         }
         token_ids = encode(text.get<std::string>());
     }
@@ -183,7 +184,8 @@ void check_drafter(const DecodingConfig& config, const BundleFacts& facts) {
     if (config.row->rule == Rule::joint) {
         throw Error("strategy is '" + std::string(config.row->name) +
                     "', which needs a draft model, but the bundle has no draft; use another "
-                    "strategy, " + fix);
+                    "strategy, " +
+                    fix);
     }
     const bool is_alone = config.drafter == DrafterKind::model;
     throw Error("drafter is '" + std::string(is_alone ? "model" : "model+ngram") +
@@ -199,8 +201,8 @@ struct ModelDefaults::Given {
     std::size_t min_length = 0;
 
     Json search_of_source_reader(const Json& given, bool has_draft) const {
-        const Json num_beams = is_given(given, "num_beams") ? given["num_beams"]
-                                                            : options.value("num_beams", Json(1));
+        const Json num_beams =
+            is_given(given, "num_beams") ? given["num_beams"] : options.value("num_beams", Json(1));
         Json named = given;
         const bool gives_drafting =
             std::any_of(std::begin(DRAFTING), std::end(DRAFTING),

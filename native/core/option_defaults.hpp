@@ -20,7 +20,7 @@ struct BundleFacts {
     bool reads_source = false;
     bool has_draft = false;
     bool is_for_chats = false;  // whether requests are chats, which have defaults of their own
-    std::string generation_config;       // content of generation_config.json; empty: none
+    std::string generation_config;  // content of generation_config.json; empty: none
     std::string generation_config_file;  // its path, for messages
 };
 
@@ -40,7 +40,8 @@ public:
     DecodingConfig config(std::string_view options, std::size_t num_prompt_tokens,
                           const Encode& encode = nullptr) const;
 
-    /// The fields of the file that dsbd-ort does not support and that have no effect: a JSON object.
+    /// The fields of the file that dsbd-ort does not support and that have no effect: a JSON
+    /// object.
     std::string not_built() const;
 
 private:

@@ -119,9 +119,8 @@ const Strategy& Chosen::row() const {
 }
 
 const Condition* OptionRow::unmet(const Chosen& options) const {
-    const auto found = std::find_if(needs.begin(), needs.end(), [&](const Condition* need) {
-        return !need->is_met(options);
-    });
+    const auto found = std::find_if(needs.begin(), needs.end(),
+                                    [&](const Condition* need) { return !need->is_met(options); });
     return found == needs.end() ? nullptr : *found;
 }
 

@@ -15,8 +15,8 @@ namespace dsbd::options {
 inline constexpr std::int64_t MOST_NODES = 16'384;  // of a forest, whose mask has a cell a pair
 
 /// In the order of the table, in which they are resolved: what decides comes first. Each has the
-/// name of a field of DecodingConfig, except those of OTHER_OPTION. PROCESSOR: other values than the
-/// default change which tokens may follow.
+/// name of a field of DecodingConfig, except those of OTHER_OPTION. PROCESSOR: other values than
+/// the default change which tokens may follow.
 enum class Option : std::uint8_t {
 #define OPTION(name, ...) name,
 #define PROCESSOR OPTION

@@ -227,8 +227,8 @@ Json TokenSequences::operator()(const std::string& name, const Json& value) cons
 
 Json Biases::operator()(const std::string& name, const Json& value) const {
     if (!value.is_structured() || value.size() > most_tokens) {
-        refuse(name, value, "a mapping of at most " + std::to_string(most_tokens) +
-                                " token ids to numbers");
+        refuse(name, value,
+               "a mapping of at most " + std::to_string(most_tokens) + " token ids to numbers");
     }
     std::vector<std::pair<std::int64_t, double>> pairs;
     const Whole token_id{0, MOST_TOKEN};
@@ -254,8 +254,10 @@ Json Biases::operator()(const std::string& name, const Json& value) const {
 
 Json trie(const std::string& name, const Json& value) {
     if (!value.is_object() || !value.contains("trie")) {
-        throw Error(name + " is " + shown(value) + ", but the native library has no constraints "
-                    "except tries, {\"trie\": FILE}; " + IN_PYTHON);
+        throw Error(name + " is " + shown(value) +
+                    ", but the native library has no constraints "
+                    "except tries, {\"trie\": FILE}; " +
+                    IN_PYTHON);
     }
     for (const auto& [key, each] : value.items()) {
         if (key != "trie" && key != "end") {

@@ -145,8 +145,7 @@ void PreemptedRows::begin(PrefixCache shared) {
     view_.row_cache.add(*this);
 }
 
-EngineCall PreemptedRows::next_call(std::size_t size, ParentFeatures reads,
-                                    bool returns_features) {
+EngineCall PreemptedRows::next_call(std::size_t size, ParentFeatures reads, bool returns_features) {
     const auto write_rows = [=, this](std::size_t first_row, Forward& forward) {
         write(rows_.size(), size, first_row, forward);
         forward.parent_features = reads;

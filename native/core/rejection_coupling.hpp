@@ -52,7 +52,7 @@ private:
     struct Accepted {
         Ints outputs;          // the accepted candidates in order
         bool is_whole = true;  // whether the residual, that of the output in progress, is p itself
-        Floats residual;       // else
+        Floats residual;  // else
     };
     Accepted accept(const JointDistribution& joint, const DraftLayer& layer,
                     std::size_t num_wanted);

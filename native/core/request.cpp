@@ -61,16 +61,17 @@ void check_draft(const DecodingConfig& config, const EngineSpec& target, const E
     }
     if (draft->vocab_size != target.vocab_size) {
         throw Error("draft has " + std::to_string(draft->vocab_size) + " tokens, target " +
-                    std::to_string(target.vocab_size) +
-                    "; use a pair that shares its vocabulary");
+                    std::to_string(target.vocab_size) + "; use a pair that shares its vocabulary");
     }
     if (draft->reads_source && !target.reads_source) {
-        throw Error("the draft is an encoder-decoder's and reads a source, which requests to this "
-                    "target do not have; use a pair that both read one");
+        throw Error(
+            "the draft is an encoder-decoder's and reads a source, which requests to this "
+            "target do not have; use a pair that both read one");
     }
     if (draft->reads_features && !target.returns_features) {
-        throw Error("the draft reads features of its target, but the target returns none; use the "
-                    "target of the same bundle, exported with --features");
+        throw Error(
+            "the draft reads features of its target, but the target returns none; use the "
+            "target of the same bundle, exported with --features");
     }
 }
 
@@ -111,12 +112,14 @@ void check_request(const DecodingRequest& request, const EngineSpec& target,
     const DecodingConfig& config = request.config;
     check_prompt(request.prompt_ids, target);
     if (!config.stop_strings.empty() && !request.stop) {
-        throw Error("stop_strings is given, but decoding sees tokens, not text; give the request "
-                    "a stop state as well");
+        throw Error(
+            "stop_strings is given, but decoding sees tokens, not text; give the request "
+            "a stop state as well");
     }
     if (!config.predicted_text.empty() && config.predicted_token_ids.empty()) {
-        throw Error("predicted_text is given, but decoding sees tokens, not text; give "
-                    "predicted_token_ids");
+        throw Error(
+            "predicted_text is given, but decoding sees tokens, not text; give "
+            "predicted_token_ids");
     }
     if (!config.trie_file.empty() && !config.constraint) {
         throw Error("the trie '" + config.trie_file + "' is not open; set the constraint as well");
@@ -126,8 +129,9 @@ void check_request(const DecodingRequest& request, const EngineSpec& target,
     }
     check_token_ids(config, target);
     if (target.reads_source && !request.source) {
-        throw Error("the request has no source, but the target is an encoder-decoder's, whose "
-                    "rows depend on one; give the tokens of its source");
+        throw Error(
+            "the request has no source, but the target is an encoder-decoder's, whose "
+            "rows depend on one; give the tokens of its source");
     }
     if (config.has_draft_model()) check_draft(config, target, draft);
 }

@@ -42,9 +42,9 @@ Ints LayerBuilder::extended(const Beams& beams, const JointDistribution& joint, 
     for (auto candidate : chosen) {
         const std::int64_t parent = beams.hypotheses[at(joint.parents[at(candidate)])];
         const std::int64_t token = joint.tokens[at(candidate)];
-        entries.push_back(token < 0 ? parent
-                                    : hypotheses.extend(parent, token,
-                                                        joint.raw_log_probs[at(candidate)]));
+        entries.push_back(
+            token < 0 ? parent
+                      : hypotheses.extend(parent, token, joint.raw_log_probs[at(candidate)]));
     }
     return entries;
 }

@@ -46,8 +46,7 @@ public:
     }
 
     /// With replacement, draw j has a noise of its own and takes the single best.
-    Ints propose(const JointDistribution& joint, std::size_t num_draws,
-                 std::size_t depth) override;
+    Ints propose(const JointDistribution& joint, std::size_t num_draws, std::size_t depth) override;
     Choice choose(const JointDistribution& joint, const DraftLayer*, std::size_t num_draws,
                   std::size_t depth) override {
         return {propose(joint, num_draws, depth), true};

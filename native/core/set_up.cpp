@@ -15,10 +15,14 @@ namespace {
 
 std::string_view name_of(DrafterKind drafter) {
     switch (drafter) {
-        case DrafterKind::model: return "model";
-        case DrafterKind::ngram: return "ngram";
-        case DrafterKind::model_and_ngram: return "model+ngram";
-        case DrafterKind::none: break;
+        case DrafterKind::model:
+            return "model";
+        case DrafterKind::ngram:
+            return "ngram";
+        case DrafterKind::model_and_ngram:
+            return "model+ngram";
+        case DrafterKind::none:
+            break;
     }
     return "none";
 }
@@ -56,9 +60,9 @@ LoopParts::LoopParts(DecodingRequest& given, CacheView& target_view, CacheView* 
     if (request.costs) {
         const std::size_t most_beams = config.most_draft_beams();
         const std::size_t most_rows = (config.draft_length + 2) * (most_beams + config.num_beams);
-        costs_.emplace(*request.costs, request.num_sharers,
-                       DraftLimits{config.num_beams, most_rows, most_beams,
-                                   config.has_draft_model()});
+        costs_.emplace(
+            *request.costs, request.num_sharers,
+            DraftLimits{config.num_beams, most_rows, most_beams, config.has_draft_model()});
     }
     rule = make_rule();
     make_runners(target_view, draft_view);
@@ -79,9 +83,8 @@ Forest LoopParts::make_forest(const EngineSpec& target_spec, const EngineSpec* d
     if (config.processes_logits()) {
         std::optional<std::span<const std::int64_t>> source;
         if (request.source) source = request.source->token_ids();
-        processing_ = std::make_unique<RequestProcessing>(config, config.constraint.get(),
-                                                          request.prompt_ids,
-                                                          target_spec.vocab_size, source);
+        processing_ = std::make_unique<RequestProcessing>(
+            config, config.constraint.get(), request.prompt_ids, target_spec.vocab_size, source);
     }
     if (config.has_ngram_drafter()) {
         ngram_ = std::make_unique<NGramDrafter>(request.prompt_ids, request.ngram_pool.get(),
@@ -149,16 +152,14 @@ DraftContext LoopParts::draft_context(const EngineSpec& draft) const {
     ContextSettings settings;
     if (!reads_whole_path(draft, request.source)) {
         const bool is_auto = config.draft_context == AUTO_CONTEXT;
-        settings.size =
-            is_auto && config.depends_on_draft() ? WHOLE_CONTEXT : config.draft_context;
+        settings.size = is_auto && config.depends_on_draft() ? WHOLE_CONTEXT : config.draft_context;
         settings.most_tokens = draft.context_length;
         settings.begin_token = request.begin_token;
         settings.costs = costs_ ? &*costs_ : nullptr;
     }
     settings.num_prompt_tokens = request.prompt_ids.size();
     settings.max_new_tokens = config.max_new_tokens;
-    settings.most_layers =
-        config.draft_beams.size() + (config.constraint ? MOST_FORCED_LAYERS : 0);
+    settings.most_layers = config.draft_beams.size() + (config.constraint ? MOST_FORCED_LAYERS : 0);
     return DraftContext(settings, *request.estimator);
 }
 
@@ -166,9 +167,12 @@ std::unique_ptr<SelectionRule> LoopParts::make_rule() {
     switch (config.row->rule) {
         case Rule::search:
             return search_rule(config, builder);
-        case Rule::joint: return std::make_unique<JointSpeculativeRule>(config, builder);
-        case Rule::joint_greedy: return std::make_unique<JointGreedyRule>(config, builder);
-        case Rule::sample: break;
+        case Rule::joint:
+            return std::make_unique<JointSpeculativeRule>(config, builder);
+        case Rule::joint_greedy:
+            return std::make_unique<JointGreedyRule>(config, builder);
+        case Rule::sample:
+            break;
     }
     std::unique_ptr<DrawCoupling> coupling;
     if (config.coupling == Coupling::rejection) {
@@ -210,8 +214,8 @@ std::unique_ptr<DraftPolicy> LoopParts::make_policy() {
 /// Choose the drafter: the one that tries a constraint or n-grams before the model, if needed.
 void LoopParts::make_drafter() {
     drafter_ = draft_runner.get();
-    const bool may_force = config.drafts() && config.row->rule != Rule::joint &&
-                           processing_ && processing_->has_constraint();
+    const bool may_force = config.drafts() && config.row->rule != Rule::joint && processing_ &&
+                           processing_->has_constraint();
     if (ngram_ || may_force) {
         chained_ = chained_drafter(forest, processing_.get(), ngram_.get(), draft_runner.get(),
                                    !rule->reads_draft_distributions);

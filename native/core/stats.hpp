@@ -19,13 +19,13 @@ struct DecodingStats {
     double mean_beam_width = 0.0;  // beams kept per committed layer, mean
     std::int64_t num_prompt_tokens = 0, num_output_tokens = 0;  // the latter of the best sequence
     std::int64_t num_cached_tokens = 0;  // of the prompt, whose rows an earlier request computed
-    std::int64_t target_rows = 0, draft_rows = 0;    // computed, the prompt's included
+    std::int64_t target_rows = 0, draft_rows = 0;  // computed, the prompt's included
     std::int64_t target_calls = 0, draft_calls = 0;  // engine calls
     double time_to_first_token_s = 0.0;  // from the request to the first committed layer
     std::optional<double> time_per_output_token_s;  // per further token of the best sequence
     double tokens_per_s = 0.0;  // of the best sequence, of the whole request
     double draft_s = 0.0, target_s = 0.0;  // in the engines, shared calls whole
-    double host_s = 0.0;                   // everything else
+    double host_s = 0.0;  // everything else
     std::optional<std::int64_t> kv_bytes_peak;  // of caches and distributions; set by the caller
     std::string_view drafter = "none";
 };

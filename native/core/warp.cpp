@@ -193,7 +193,8 @@ void check_top_k(const EngineSpec& target, const DecodingConfig& config) {
                     std::string(config.row->name) + " looks at the " + read +
                     " best tokens of a position (top_k " + read + "), " + returns +
                     " and keeps no others; lower num_beams, or export again, where --logits topk "
-                    "keeps them all (or with --logits full or --logits topk:" + read + ")");
+                    "keeps them all (or with --logits full or --logits topk:" +
+                    read + ")");
     }
     throw Error("top_k is " + read + (top_k ? "" : " (all tokens)") + ", " + returns +
                 " and keeps no others; use top_k 1 to " + number +

@@ -89,9 +89,9 @@ std::shared_ptr<const EngineCosts> PyCosts::now() {
     const nb::object found = costs_->attr("now")();
     if (!latest_ || !found.is(**latest_)) {
         latest_ = held(found);
-        copy_ = std::make_shared<const EngineCosts>(EngineCosts{
-            curve_of(found.attr("target")), curve_of(found.attr("draft")),
-            curve_of(found.attr("source"))});
+        copy_ = std::make_shared<const EngineCosts>(EngineCosts{curve_of(found.attr("target")),
+                                                                curve_of(found.attr("draft")),
+                                                                curve_of(found.attr("source"))});
     }
     return copy_;
 }

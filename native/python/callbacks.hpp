@@ -34,9 +34,7 @@ public:
     void keep_only(IntSpan states) const override;
     bool accepts(State state) const override { return says("accepts", state); }
     bool has_ended(State state) const override { return says("has_ended", state); }
-    bool ends_next(State state) const override {
-        return knows_last_ && says("ends_next", state);
-    }
+    bool ends_next(State state) const override { return knows_last_ && says("ends_next", state); }
     std::optional<std::size_t> most_tokens() const override { return most_tokens_; }
 
 private:

@@ -11,8 +11,8 @@
 #include "callbacks.hpp"
 #include "drafting/acceptance.hpp"
 #include "drafting/ngram.hpp"
-#include "python_engine.hpp"
 #include "error.hpp"
+#include "python_engine.hpp"
 
 namespace dsbd::python {
 namespace {
@@ -90,9 +90,7 @@ nb::object in_python(const std::exception_ptr& error) {
     }
 }
 
-void translate(const std::exception_ptr& error, void*) {
-    set_error(in_python(error));
-}
+void translate(const std::exception_ptr& error, void*) { set_error(in_python(error)); }
 
 /// The tokens that all live hypotheses agree on since the iteration before.
 struct Output {
@@ -147,8 +145,7 @@ public:
         const auto member = std::make_shared<Member>();
         const nb::object costs = request.attr("costs"), stop = request.attr("stop");
         const nb::object constraint = request.attr("running_constraint");
-        DecodingConfig config =
-            decoding_config(options, {!costs.is_none(), draft_.has_value()});
+        DecodingConfig config = decoding_config(options, {!costs.is_none(), draft_.has_value()});
         if (!constraint.is_none()) {
             config.constraint = std::make_shared<PyConstraint>(constraint);
             if (const auto most = config.constraint->most_tokens()) config.end_after(*most);
@@ -285,8 +282,8 @@ NB_MODULE(dsbd_ort_native, module) {
                       nb::handle>(),
              nb::arg("target"), nb::arg("draft").none(), nb::arg("max_rows").none(),
              nb::arg("shares_prefixes"), nb::arg("costs").none(), nb::arg("clock"))
-        .def("join", &Decoder::join, nb::arg("request"), nb::arg("options"),
-             nb::arg("estimator"), nb::arg("pool").none())
+        .def("join", &Decoder::join, nb::arg("request"), nb::arg("options"), nb::arg("estimator"),
+             nb::arg("pool").none())
         .def("iterate", &Decoder::iterate)
         .def("preempt", &Decoder::preempt)
         .def("resume", &Decoder::resume)

@@ -79,12 +79,12 @@ const Names& Names::get() {
         const nb::object forward = nb::module_::import_("dsbd_forward.forward");
         const nb::object features = nb::module_::import_("dsbd_forward.features");
         const nb::object errors = nb::module_::import_("dsbd_ort.decoding.errors");
-        return new Names{
-            numpy.attr("empty"), numpy.attr("ascontiguousarray"), numpy.attr("int64"),
-            numpy.attr("float32"), numpy.attr("bool_"), forward.attr("Forward"),
-            forward.attr("RowSources"), features.attr("ParentFeatures"),
-            errors.attr("DecodingError"), errors.attr("ConstraintError"),
-            errors.attr("ModelError")};
+        return new Names{numpy.attr("empty"),          numpy.attr("ascontiguousarray"),
+                         numpy.attr("int64"),          numpy.attr("float32"),
+                         numpy.attr("bool_"),          forward.attr("Forward"),
+                         forward.attr("RowSources"),   features.attr("ParentFeatures"),
+                         errors.attr("DecodingError"), errors.attr("ConstraintError"),
+                         errors.attr("ModelError")};
     }();
     return *names;
 }

@@ -1,3 +1,4 @@
+// The masks and positions of a call, and its caches.
 #include "runtime/attention_rows.hpp"
 
 #include <algorithm>

@@ -3,8 +3,8 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <utility>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "runtime/part.hpp"

@@ -1,3 +1,4 @@
+// Slots of sources in one buffer: filled, freed and moved.
 #include "runtime/cross_slots.hpp"
 
 #include <algorithm>
@@ -82,7 +83,8 @@ void CrossSlots::arrange(std::span<const SourcePointer> sources) {
         const std::size_t slot = slot_of(source);
         of_call.push_back(slot < slots_.size() ? slots_[slot] : encoder_.cross_rows(source));
     }
-    std::ranges::copy_if(slots_, std::back_inserter(live), [](auto& each) { return each != nullptr; });
+    std::ranges::copy_if(slots_, std::back_inserter(live),
+                         [](auto& each) { return each != nullptr; });
     for (const CrossRowsPointer& rows : of_call) {
         if (slot_of(rows->source) == slots_.size()) live.push_back(rows);
     }

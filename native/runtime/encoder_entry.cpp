@@ -1,3 +1,4 @@
+// The entry of an encoder: read and checked.
 #include "runtime/encoder_entry.hpp"
 
 #include <algorithm>
@@ -11,8 +12,7 @@ std::map<std::string, std::int64_t> languages_of(const JsonObject& encoder, std:
     if (!encoder.has("languages")) return found;
     const JsonObject languages = encoder.object("languages");
     for (const auto& item : encoder.value("languages").items()) {
-        found[item.key()] =
-            static_cast<std::int64_t>(languages.number(item.key().c_str(), most));
+        found[item.key()] = static_cast<std::int64_t>(languages.number(item.key().c_str(), most));
     }
     return found;
 }
@@ -29,10 +29,10 @@ std::optional<EncoderEntry> encoder_of(const JsonObject& model, std::size_t voca
         refuse(model.where(), std::string("reads ") + (is_sound ? "sound" : "pictures") +
                                   " as its source (encoder: " + kind + ")");
     }
-    encoder.check_known({"vocab_size", "context_length", "start_token_id", "cross",
-                         "reads_positions", "languages", "unknown_token_id", "hidden_width",
-                         "fingerprint", "is_shared"},
-                        made_by);
+    encoder.check_known(
+        {"vocab_size", "context_length", "start_token_id", "cross", "reads_positions", "languages",
+         "unknown_token_id", "hidden_width", "fingerprint", "is_shared"},
+        made_by);
     EncoderEntry entry;
     entry.vocab_size = encoder.count("vocab_size");
     entry.context_length = encoder.count("context_length");
@@ -67,12 +67,14 @@ void check_encoders(const Bundle& bundle) {
     if (!bundle.draft || !bundle.draft->encoder) return;
     const EncoderEntry& draft = *bundle.draft->encoder;
     if (!target) {
-        throw Error("the draft of " + bundle.path.string() + " is an encoder-decoder's and reads a "
+        throw Error("the draft of " + bundle.path.string() +
+                    " is an encoder-decoder's and reads a "
                     "source, which requests to its target do not have; export a pair that both "
                     "read one");
     }
     if (draft.is_shared && target->hidden_width != draft.hidden_width) {
-        throw Error(where + ": draft: encoder is shared with the target, whose encoder returns no "
+        throw Error(where +
+                    ": draft: encoder is shared with the target, whose encoder returns no "
                     "such hidden states; export target and draft again, both with dsbd-export "
                     "--target --draft");
     }

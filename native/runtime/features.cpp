@@ -1,3 +1,4 @@
+// Features of the rows in memory, and those that a call reads.
 #include "runtime/features.hpp"
 
 #include <algorithm>
@@ -42,8 +43,10 @@ void FeaturesOfTarget::begin(const Forward& forward) {
     std::int64_t least = 0;
     for (const std::int64_t row : forward.feature_rows) {
         if (row < least || row >= static_cast<std::int64_t>(forward.num_new())) {
-            throw Error("feature_rows has " + std::to_string(row) + ", expected increasing rows "
-                        "from 0 to " + std::to_string(forward.num_new() - 1));
+            throw Error("feature_rows has " + std::to_string(row) +
+                        ", expected increasing rows "
+                        "from 0 to " +
+                        std::to_string(forward.num_new() - 1));
         }
         least = row + 1;
     }

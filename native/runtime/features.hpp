@@ -13,7 +13,9 @@ namespace dsbd {
 /// Features in host memory, those of one forward: (num_rows, row_bytes).
 struct HostFeatures final : Features {
     HostFeatures(bool is_of_target, std::size_t count, std::size_t bytes_of_row)
-        : is_target(is_of_target), num_rows(count), row_bytes(bytes_of_row),
+        : is_target(is_of_target),
+          num_rows(count),
+          row_bytes(bytes_of_row),
           memory(count ? count * bytes_of_row : 1) {}
 
     std::shared_ptr<const Features> copied(std::size_t row) const override {

@@ -1,3 +1,4 @@
+// The logits that a call asks for, and their rows in the order of the forward.
 #include "runtime/head.hpp"
 
 #include <algorithm>
@@ -22,8 +23,8 @@ Head::Head(const ModelEntry& entry)
         std::vector<std::int64_t> dims{ANY};
         if (width) dims.push_back(static_cast<std::int64_t>(width));
         const std::size_t row_bytes = (type == INT64 ? 8 : 4) * std::max<std::size_t>(width, 1);
-        outputs_.push_back({BoundTensor(BoundTensor::Way::output, name, type, dims), row_bytes,
-                            {}, {}});
+        outputs_.push_back(
+            {BoundTensor(BoundTensor::Way::output, name, type, dims), row_bytes, {}, {}});
     };
     if (num_top_) {
         add("top_logits", FLOAT, num_top_);
@@ -68,9 +69,10 @@ void Head::bind(const Call& call, Ort::IoBinding& binding) {
                             rows_of_call_.end());
         for (const std::size_t r : places) {
             const auto row = all[r] - static_cast<std::int64_t>(call.start);
-            place_[r] = num_written_ + static_cast<std::size_t>(
-                std::lower_bound(rows_of_call_.begin(), rows_of_call_.end(), row) -
-                rows_of_call_.begin());
+            place_[r] =
+                num_written_ + static_cast<std::size_t>(std::lower_bound(rows_of_call_.begin(),
+                                                                         rows_of_call_.end(), row) -
+                                                        rows_of_call_.begin());
         }
     } else {
         for (std::size_t i = 0; i < places.size(); ++i) place_[places[i]] = num_written_ + i;
@@ -120,11 +122,13 @@ void Head::finish(ForwardResult& result) {
 
 std::span<const float> Head::Kept::row(std::size_t row) {
     if (!head) {
-        throw ModelError("full logits are read after the model's next forward, which overwrites "
-                         "them; read those of a forward before the next one");
+        throw ModelError(
+            "full logits are read after the model's next forward, which overwrites "
+            "them; read those of a forward before the next one");
     }
     if (row >= head->place_.size()) {
-        throw ModelError("row " + std::to_string(row) + " of full logits is read, expected one of " +
+        throw ModelError("row " + std::to_string(row) +
+                         " of full logits is read, expected one of " +
                          std::to_string(head->place_.size()));
     }
     const Output& output = head->outputs_.back();

@@ -1,3 +1,4 @@
+// Ranges of weights, found in the maps of the process and gathered by the kernel.
 #include "runtime/huge_pages.hpp"
 
 #ifdef __linux__

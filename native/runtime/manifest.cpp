@@ -1,8 +1,9 @@
-#include "runtime/encoder_entry.hpp"
-
+// Reading dsbd.json: every field checked, older versions converted.
 #include <algorithm>
 #include <set>
 #include <system_error>
+
+#include "runtime/encoder_entry.hpp"
 
 namespace dsbd {
 
@@ -48,7 +49,9 @@ std::vector<CacheEntry> caches_of(const JsonObject& entry, bool is_older, const 
         const JsonObject kv = entry.object("kv");
         const std::size_t num_heads = kv.count("num_heads"), width = kv.count("head_dim");
         for (std::size_t layer = 0; layer < kv.count("num_layers", MOST_LAYERS); ++layer) {
-            caches.push_back({layer, kv.one_of("dtype", {"fp32", "fp16"}), "attention rows",
+            caches.push_back({layer,
+                              kv.one_of("dtype", {"fp32", "fp16"}),
+                              "attention rows",
                               {{"key", num_heads, width}, {"value", num_heads, width}}});
         }
         return caches;
@@ -58,10 +61,12 @@ std::vector<CacheEntry> caches_of(const JsonObject& entry, bool is_older, const 
 
 /// K of "topk:K", 0 of "full".
 std::size_t num_top_logits_of(const JsonObject& entry, std::size_t vocab_size) {
-    const std::string kind = entry.text("logits"), digits = kind.substr(std::min(kind.find(':'), kind.size() - 1) + 1);
+    const std::string kind = entry.text("logits"),
+                      digits = kind.substr(std::min(kind.find(':'), kind.size() - 1) + 1);
     if (kind == "full") return 0;
     if (kind == "gather") {
-        throw Error(entry.where() + " has a gather head, which this version no longer runs; export "
+        throw Error(entry.where() +
+                    " has a gather head, which this version no longer runs; export "
                     "the bundle again with --logits topk:64");
     }
     const bool is_number = kind.rfind("topk:", 0) == 0 && !digits.empty() && digits.size() < 10 &&
@@ -69,7 +74,7 @@ std::size_t num_top_logits_of(const JsonObject& entry, std::size_t vocab_size) {
                            digits.find_first_not_of("0123456789") == std::string::npos;
     if (!is_number || std::stoul(digits) > vocab_size) {
         throw mismatch_error("full or topk:K with K from 1 to " + std::to_string(vocab_size), kind,
-                       entry.where() + ": logits");
+                             entry.where() + ": logits");
     }
     return std::stoul(digits);
 }
@@ -82,11 +87,11 @@ void read_masks(const JsonObject& json, ModelEntry& entry) {
     entry.has_sliding_mask = names.erase(ATTENTION_MASK_SLIDING) > 0;
     if (!names.empty() || !(entry.has_mask || entry.has_sliding_mask)) {
         throw mismatch_error("attention_mask, attention_mask_sliding, or both", masks,
-                       json.where() + ": masks");
+                             json.where() + ": masks");
     }
     if (entry.has_sliding_mask != json.has("sliding_window")) {
         throw mismatch_error("a number exactly when masks has attention_mask_sliding",
-                       json.value("sliding_window"), json.where() + ": sliding_window");
+                             json.value("sliding_window"), json.where() + ": sliding_window");
     }
     if (entry.has_sliding_mask) entry.sliding_window = json.count("sliding_window");
 }
@@ -100,7 +105,7 @@ std::optional<FeatureEntry> features_of(const JsonObject& json, bool is_draft) {
     if (features.has("own_width")) found.own_width = features.count("own_width");
     if (is_draft != found.own_width.has_value()) {
         throw mismatch_error(is_draft ? "a number" : "null: it is a draft's",
-                       features.value("own_width"), features.where() + ": own_width");
+                             features.value("own_width"), features.where() + ": own_width");
     }
     return found;
 }
@@ -109,25 +114,26 @@ std::optional<TextVerdict> native_text_of(const JsonObject& json, const Json& ma
     if (!json.has("native_text")) return {};
     const JsonObject text = json.object("native_text");
     text.check_known({"encodes", "decodes", "renders", "reason"}, made_by);
-    return TextVerdict{text.boolean("encodes"), text.boolean("decodes"),
-                       text.has("renders") && text.boolean("renders"),
-                       text.has("reason") ? text.text("reason")
-                                          : "the checkpoint has no chat template"};
+    return TextVerdict{
+        text.boolean("encodes"), text.boolean("decodes"),
+        text.has("renders") && text.boolean("renders"),
+        text.has("reason") ? text.text("reason") : "the checkpoint has no chat template"};
 }
 
 ModelEntry entry_of(const JsonObject& json, bool is_older, bool is_draft, const Json& made_by) {
-    json.check_known({"family", "vocab_size", "bos_token_id", "eos_token_ids", "context_length",
-                      "num_layers", "caches", "dtype", "quantization", "logits", "full_logits",
-                      "masks", "sliding_window", "parity", "bit_exact", "features",
-                      "unread_inputs", "adapter", "encoder", "given", "form", "native_text",
-                      "agreement", is_older ? "kv" : "caches"},
+    json.check_known({"family",         "vocab_size",  "bos_token_id", "eos_token_ids",
+                      "context_length", "num_layers",  "caches",       "dtype",
+                      "quantization",   "logits",      "full_logits",  "masks",
+                      "sliding_window", "parity",      "bit_exact",    "features",
+                      "unread_inputs",  "adapter",     "encoder",      "given",
+                      "form",           "native_text", "agreement",    is_older ? "kv" : "caches"},
                      made_by);
     if (json.has("given")) refuse(json.where(), "has given rows (sound or pictures in prompts)");
     ModelEntry entry;
     entry.family = json.text("family");
     entry.dtype = json.one_of("dtype", {"fp32", "fp16"});
-    entry.quantization = json.one_of(
-        "quantization", {"none", "int8-dynamic", "int8", "int4", "int4-symmetric"});
+    entry.quantization =
+        json.one_of("quantization", {"none", "int8-dynamic", "int8", "int4", "int4-symmetric"});
     entry.vocab_size = json.count("vocab_size");
     entry.context_length = json.count("context_length");
     if (!json.value("bos_token_id").is_null()) {
@@ -175,8 +181,8 @@ std::map<std::string, std::uintmax_t> sizes_of(const JsonObject& manifest, const
         const std::string& name = item.key();
         const fs::path path(name);
         const bool leaves = std::find(path.begin(), path.end(), "..") != path.end();
-        if (name.empty() || path.is_absolute() || leaves ||
-            name.find('\\') != std::string::npos || name.find('\0') != std::string::npos) {
+        if (name.empty() || path.is_absolute() || leaves || name.find('\\') != std::string::npos ||
+            name.find('\0') != std::string::npos) {
             throw Error(manifest.where() + " names " + in_short(name) +
                         ", a file outside the bundle; refused");
         }
@@ -185,9 +191,11 @@ std::map<std::string, std::uintmax_t> sizes_of(const JsonObject& manifest, const
         const std::uintmax_t size = fs::file_size(folder / path, error);
         if (!error && size != expected && size < MOST_POINTER_BYTES) text_from_file(folder / path);
         if (error || size != expected) {
-            throw Error((folder / path).string() + (error ? " is missing" : " has " +
-                        std::to_string(size) + " bytes, the manifest says " +
-                        std::to_string(expected)) + "; copy the whole bundle or export again");
+            throw Error((folder / path).string() +
+                        (error ? " is missing"
+                               : " has " + std::to_string(size) + " bytes, the manifest says " +
+                                     std::to_string(expected)) +
+                        "; copy the whole bundle or export again");
         }
         sizes[name] = size;
     }
@@ -214,13 +222,15 @@ void check_listed(const Bundle& bundle) {
                         "; export again");
         }
     }
-    for (const char* name : {"tokenizer_config.json", "chat_template.jinja", TEXT_CHECKS_FILE,
-                             "target/model.onnx.data", "draft/model.onnx.data", "target/fold.onnx",
-                             "draft/fold.onnx", "source_tokenizer.json",
-                             "target/encoder.onnx.data", "draft/encoder.onnx.data"}) {
-        const bool is_there = fs::symlink_status(bundle.path / name).type() != fs::file_type::not_found;
+    for (const char* name :
+         {"tokenizer_config.json", "chat_template.jinja", TEXT_CHECKS_FILE,
+          "target/model.onnx.data", "draft/model.onnx.data", "target/fold.onnx", "draft/fold.onnx",
+          "source_tokenizer.json", "target/encoder.onnx.data", "draft/encoder.onnx.data"}) {
+        const bool is_there =
+            fs::symlink_status(bundle.path / name).type() != fs::file_type::not_found;
         if (is_there && !bundle.size_by_file.count(name)) {
-            throw Error((bundle.path / name).string() + " is there, but the manifest does not list "
+            throw Error((bundle.path / name).string() +
+                        " is there, but the manifest does not list "
                         "it; remove it, or export again");
         }
     }
@@ -237,10 +247,12 @@ void check_agreement(const Bundle& bundle) {
                         "; export a pair that shares its tokenizer");
         }
     }
-    const std::optional<FeatureEntry>&returned = bundle.target.features, &read = bundle.draft->features;
+    const std::optional<FeatureEntry>&returned = bundle.target.features,
+          &read = bundle.draft->features;
     if (read && (!returned || returned->width != read->width)) {
         throw Error("the draft of " + bundle.path.string() + " reads features of width " +
-                    std::to_string(read->width) + ", which its target does not return; export "
+                    std::to_string(read->width) +
+                    ", which its target does not return; export "
                     "target and draft again, both with dsbd-export --target --draft");
     }
 }
@@ -259,7 +271,8 @@ std::vector<CacheEntry> cache_list_of(const JsonObject& entry, const char* name,
         caches.push_back(cache_of(each, num_layers, made_by));
         const CacheEntry& last = caches.back();
         const bool is_new = known.emplace(last.layer, last.kind).second;
-        if (!is_new || last.layer < caches[caches.size() - std::min<std::size_t>(2, caches.size())].layer) {
+        if (!is_new ||
+            last.layer < caches[caches.size() - std::min<std::size_t>(2, caches.size())].layer) {
             throw mismatch_error("increasing layers, one entry for each kind", last.layer,
                                  each.where() + ": layer");
         }
@@ -319,7 +332,8 @@ Bundle open_bundle(const fs::path& folder) {
                     ": no such folder; make one with dsbd-export");
     }
     if (!fs::is_regular_file(file, error)) {
-        throw Error(folder.string() + " is not a bundle: it has no dsbd.json; make one with "
+        throw Error(folder.string() +
+                    " is not a bundle: it has no dsbd.json; make one with "
                     "dsbd-export");
     }
     check_folder(folder);

@@ -40,21 +40,21 @@ struct CacheEntry {
 
 /// Hidden states that an engine returns, or that a feature draft reads.
 struct FeatureEntry {
-    std::size_t width = 0;                 // of the target's
-    std::vector<std::int64_t> layers;      // of a target: whose inputs they are
+    std::size_t width = 0;  // of the target's
+    std::vector<std::int64_t> layers;  // of a target: whose inputs they are
     std::optional<std::size_t> own_width;  // of a feature draft's own; none: a target's entry
 };
 
 /// Encoder of an encoder-decoder, whose other fields are for its decoder.
 struct EncoderEntry {
     std::size_t vocab_size = 0, context_length = 0;  // of sources: their tokens, the most of one
-    std::int64_t start_token_id = 0;                 // that every target begins with
+    std::int64_t start_token_id = 0;  // that every target begins with
     std::vector<CacheEntry> cross;  // rows of the decoder layers that read the source
-    bool reads_positions = false;   // whether the decoder's graph has the input `row_positions`
+    bool reads_positions = false;  // whether the decoder's graph has the input `row_positions`
     std::map<std::string, std::int64_t> languages;  // token by name; empty: it has no languages
-    std::optional<std::int64_t> unknown_token_id;   // for tokens of sources beyond `vocab_size`
+    std::optional<std::int64_t> unknown_token_id;  // for tokens of sources beyond `vocab_size`
     std::optional<std::size_t> hidden_width;  // of hidden states that its graph returns or reads
-    bool is_shared = false;                   // a draft's, which reads those of the target's
+    bool is_shared = false;  // a draft's, which reads those of the target's
 };
 
 /// Manifest entry of one engine.
@@ -65,7 +65,7 @@ struct ModelEntry {
     std::vector<std::int64_t> eos_token_ids;
     std::vector<CacheEntry> caches;
     std::size_t num_top_logits = 0;  // K of a top-k head, 0: all logits
-    bool full_logits = true;         // whether the graph has the output `logits`
+    bool full_logits = true;  // whether the graph has the output `logits`
     bool has_mask = true, has_sliding_mask = false;
     std::size_t sliding_window = 0;  // positions that it leaves visible
     std::optional<FeatureEntry> features;
@@ -90,7 +90,8 @@ struct Bundle {
     std::map<std::string, std::uintmax_t> size_by_file;
     Json content;  // of dsbd.json
 
-    /// Most tokens of a prompt and its answer: of the target, and of a draft that reads all of them.
+    /// Most tokens of a prompt and its answer: of the target, and of a draft that reads all of
+    /// them.
     std::size_t context_length() const;
     std::filesystem::path model_path(const char* role) const { return path / role / "model.onnx"; }
 };

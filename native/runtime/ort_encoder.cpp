@@ -1,3 +1,4 @@
+// A call of the encoder, and the cross rows that it returns.
 #include "runtime/ort_encoder.hpp"
 
 #include <algorithm>
@@ -60,9 +61,9 @@ OrtEncoder::OrtEncoder(const Ort::Env& env, const std::filesystem::path& file,
     : file_(file),
       session_(open_graph(env, file, entry, settings)),
       shared_(entry.encoder->is_shared ? target : nullptr),
-      input_(shared_ ? hidden_tensor(INPUT, *entry.encoder)
-                     : BoundTensor(INPUT, SOURCE_IDS, ONNX_TENSOR_ELEMENT_DATA_TYPE_INT64,
-                                   {1, ANY})),
+      input_(shared_
+                 ? hidden_tensor(INPUT, *entry.encoder)
+                 : BoundTensor(INPUT, SOURCE_IDS, ONNX_TENSOR_ELEMENT_DATA_TYPE_INT64, {1, ANY})),
       token_bytes_(token_bytes(cross_tensors(*entry.encoder))) {
     const EncoderEntry& encoder = *entry.encoder;
     std::vector<BoundTensor> outputs;

@@ -70,7 +70,7 @@ private:
     BoundTensor input_;
     std::vector<std::string> output_names_;
     std::size_t token_bytes_, num_tokens_ = 0;  // bytes of a token, tokens that are kept
-    std::list<CrossRowsPointer> kept_;          // the latest used last
+    std::list<CrossRowsPointer> kept_;  // the latest used last
     std::optional<SourceReading> reading_;
 };
 

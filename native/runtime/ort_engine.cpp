@@ -1,3 +1,4 @@
+// A call of a language model: its parts bind, it runs, the head collects.
 #include "runtime/ort_engine.hpp"
 
 #include <algorithm>
@@ -25,10 +26,10 @@ void check_below(const char* name, const Ints& numbers, std::size_t stop) {
 OrtEngine::OrtEngine(const Ort::Env& env, const Bundle& bundle, const std::string& role,
                      const EngineSettings& settings, const OrtEngine* target)
     : file_(bundle.model_path(role.c_str())),
-      session_(settings.engine_cache.empty()
-                   ? open_graph(env, file_, role == "target" ? bundle.target : *bundle.draft,
-                                settings)
-                   : open_prepared(env, bundle, role, settings)),
+      session_(
+          settings.engine_cache.empty()
+              ? open_graph(env, file_, role == "target" ? bundle.target : *bundle.draft, settings)
+              : open_prepared(env, bundle, role, settings)),
       binding_(session_) {
     const ModelEntry& entry = role == "target" ? bundle.target : *bundle.draft;
     spec_ = entry.spec();
@@ -86,8 +87,10 @@ void OrtEngine::keep(std::span<const std::int64_t> rows) {
     std::int64_t least = 0;
     for (const std::int64_t row : rows) {
         if (row < least || row >= static_cast<std::int64_t>(num_rows_)) {
-            throw Error("cache row " + std::to_string(row) + " is kept, expected increasing rows "
-                        "below " + std::to_string(num_rows_));
+            throw Error("cache row " + std::to_string(row) +
+                        " is kept, expected increasing rows "
+                        "below " +
+                        std::to_string(num_rows_));
         }
         least = row + 1;
     }
@@ -103,16 +106,20 @@ void OrtEngine::check(const Forward& forward) const {
         throw Error("a forward has " + std::to_string(num_new) + " token ids, " +
                     std::to_string(forward.positions.size()) + " positions and a mask of " +
                     std::to_string(forward.mask.num_rows()) + " x " +
-                    std::to_string(forward.mask.num_columns()) + "; expected as many, at least "
-                    "one, and a column for each of the " + std::to_string(num_rows_) +
-                    " cache rows and the new ones");
+                    std::to_string(forward.mask.num_columns()) +
+                    "; expected as many, at least "
+                    "one, and a column for each of the " +
+                    std::to_string(num_rows_) + " cache rows and the new ones");
     }
     check_below("token_ids", forward.token_ids, spec_.vocab_size);
     check_below("logit_rows", forward.logit_rows, num_new);
     const auto highest = *std::max_element(forward.positions.begin(), forward.positions.end());
     if (highest >= static_cast<std::int64_t>(spec_.context_length)) {
-        throw CapacityError("position " + std::to_string(highest) + " does not fit, the model was "
-                            "made for " + std::to_string(spec_.context_length) + " positions; "
+        throw CapacityError("position " + std::to_string(highest) +
+                            " does not fit, the model was "
+                            "made for " +
+                            std::to_string(spec_.context_length) +
+                            " positions; "
                             "shorten the prompt or ask for fewer new tokens");
     }
     check_below("positions", forward.positions, spec_.context_length);
@@ -137,9 +144,11 @@ void OrtEngine::run(const Call& call) {
     try {
         session_.Run(options, binding_);
     } catch (const Ort::Exception& error) {
-        throw_call_error(file_, std::to_string(call.num_new()) + " rows from row " +
-                         std::to_string(call.first_row) + " on, caches of " +
-                         std::to_string(rows_->capacity()), error);
+        throw_call_error(file_,
+                         std::to_string(call.num_new()) + " rows from row " +
+                             std::to_string(call.first_row) + " on, caches of " +
+                             std::to_string(rows_->capacity()),
+                         error);
     }
     run_s_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
 }

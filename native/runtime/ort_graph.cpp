@@ -1,3 +1,4 @@
+// Sessions of ONNX Runtime: how they are opened, and tensors bound to them.
 #include "runtime/ort_graph.hpp"
 
 #include <algorithm>
@@ -152,8 +153,9 @@ void check_graph(const std::filesystem::path& file, const Ort::Session& session,
                 throw Error(file.string() + " lacks the " + (is_input ? "input " : "output ") +
                             tensor->name() + "; export the bundle again");
             }
-            check_tensor(file, *tensor, is_input ? session.GetInputTypeInfo(place->second)
-                                                 : session.GetOutputTypeInfo(place->second));
+            check_tensor(file, *tensor,
+                         is_input ? session.GetInputTypeInfo(place->second)
+                                  : session.GetOutputTypeInfo(place->second));
             found.erase(place);
         }
         if (!found.empty()) {
@@ -169,13 +171,14 @@ void throw_call_error(const std::filesystem::path& file, const std::string& size
     const std::string reason = in_one_line(error.what());
     for (const char* sign : {"Failed to allocate memory", "bad allocation", "bad_alloc"}) {
         if (reason.find(sign) != std::string::npos) {
-            throw CapacityError("no memory for a call of " + file.string() + " (" + sizes + "): " +
-                                reason + "; shorten the prompt, ask for fewer beams or a shorter "
-                                         "draft");
+            throw CapacityError("no memory for a call of " + file.string() + " (" + sizes +
+                                "): " + reason +
+                                "; shorten the prompt, ask for fewer beams or a shorter "
+                                "draft");
         }
     }
-    throw Error("ONNX Runtime failed in a call of " + file.string() + " (" + sizes + "): " +
-                reason + "; copy the bundle or export again");
+    throw Error("ONNX Runtime failed in a call of " + file.string() + " (" + sizes +
+                "): " + reason + "; copy the bundle or export again");
 }
 
 }  // namespace dsbd

@@ -1,3 +1,4 @@
+// Opening a bundle, and its requests: options, defaults and refusals.
 #include "runtime/pipeline.hpp"
 
 #include <algorithm>
@@ -21,14 +22,17 @@ void check_native(const JsonObject& settings, const std::string& name) {
     if (value == false || (is_provider && value == "cpu")) return;
     if (name == "loop" && (value == "auto" || value == "native")) return;
     const std::string use = is_provider ? "use \"cpu\", or " : "leave it out, or use ";
-    throw Error("settings has " + name + " " + in_short(value) + ", which the native library "
-                "does not do; " + use + "libdsbd with Python (docs/embedding.md)");
+    throw Error("settings has " + name + " " + in_short(value) +
+                ", which the native library "
+                "does not do; " +
+                use + "libdsbd with Python (docs/embedding.md)");
 }
 
 /// The latest used of a list by key, made if it is missing; the list holds at most `most`.
 template <class List, class Make>
 auto recent(List& list, const std::string& key, std::size_t most, Make make) {
-    auto found = std::find_if(list.begin(), list.end(), [&](auto& each) { return each.first == key; });
+    auto found =
+        std::find_if(list.begin(), list.end(), [&](auto& each) { return each.first == key; });
     if (found == list.end()) found = list.insert(list.end(), {key, make()});
     list.splice(list.end(), list, found);
     if (list.size() > most) list.pop_front();
@@ -101,15 +105,14 @@ PipelineSettings PipelineSettings::of(std::string_view json) {
 }
 
 Pipeline::Pipeline(const std::filesystem::path& folder, const PipelineSettings& settings)
-    : settings_(settings), bundle_(open_bundle(folder)), prompts_(bundle_),
+    : settings_(settings),
+      bundle_(open_bundle(folder)),
+      prompts_(bundle_),
       env_(ort_environment()) {
-    target_ = std::make_unique<OrtEngine>(
-        env_, bundle_, "target",
-        settings.engines);
+    target_ = std::make_unique<OrtEngine>(env_, bundle_, "target", settings.engines);
     if (bundle_.draft) {
-        draft_ = std::make_unique<OrtEngine>(env_, bundle_, "draft",
-                                             draft_settings(bundle_, settings.engines),
-                                             target_.get());
+        draft_ = std::make_unique<OrtEngine>(
+            env_, bundle_, "draft", draft_settings(bundle_, settings.engines), target_.get());
     }
     costs_ = std::make_shared<LearnedCosts>(engine_bytes(bundle_, "target/"),
                                             engine_bytes(bundle_, "draft/"),
@@ -147,15 +150,17 @@ PreparedRequest Pipeline::prepare(const Prompt& prompt, std::string_view options
     };
     DecodingConfig config = defaults_->config(given.options, ids.size(), encode);
     if (config.prompt_logprobs && inputs.source) {
-        throw Error("prompt_logprobs is true, but the prompt of an encoder-decoder is its source, "
-                    "of which it predicts no token; leave it out");
+        throw Error(
+            "prompt_logprobs is true, but the prompt of an encoder-decoder is its source, "
+            "of which it predicts no token; leave it out");
     }
     check_context(ids.size(), config.max_new_tokens);
     bind_constraint(config);
     std::shared_ptr<const TextRun> start = text->after(ids, config.skip_special_tokens);
     if (!config.stop_strings.empty() && !start) {
-        throw Error("stop_strings are given, but the text of this bundle is not read by the native "
-                    "library; use eos_token_id, or callbacks by dsbd_set_text");
+        throw Error(
+            "stop_strings are given, but the text of this bundle is not read by the native "
+            "library; use eos_token_id, or callbacks by dsbd_set_text");
     }
     DecodingRequest request{ids, config, RandomGenerator(*config.seed)};
     if (!ids.empty() && bundle_.target.bos_token_id == ids[0]) request.begin_token = ids[0];
@@ -182,12 +187,14 @@ Ints Pipeline::prompt_ids(const Text& text, const Prompt& prompt) const {
     }
     if (const auto* messages = std::get_if<ChatMessages>(&prompt)) {
         if (prompts_.reads_source()) {
-            throw Error("the model of " + bundle_.path.string() + " is an encoder-decoder, which "
+            throw Error("the model of " + bundle_.path.string() +
+                        " is an encoder-decoder, which "
                         "has no chats; give the text itself as the prompt: it is the source");
         }
         const Json given = json_from_text(messages->json, "messages");
         if (!given.is_array()) {
-            throw Error("messages is " + std::string(messages->json.substr(0, 40)) + "; expected a JSON array such as "
+            throw Error("messages is " + std::string(messages->json.substr(0, 40)) +
+                        "; expected a JSON array such as "
                         "[{\"role\": \"user\", \"content\": \"Hello\"}]");
         }
         return text.chat(given);
@@ -217,7 +224,8 @@ void Pipeline::bind_constraint(DecodingConfig& config) {
     std::error_code error;
     const auto time = std::filesystem::last_write_time(config.trie_file, error);
     std::ostringstream key;
-    key << config.trie_file << '\n' << config.trie_end << '\n'
+    key << config.trie_file << '\n'
+        << config.trie_end << '\n'
         << (error ? 0 : time.time_since_epoch().count());
     const auto load = [&]() -> std::shared_ptr<TokenTrie> {
         std::optional<TokenTrie::End> end;

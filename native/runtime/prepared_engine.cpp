@@ -1,8 +1,5 @@
+// Prepared engines on disk: written whole, found again, checked, mapped.
 #include "runtime/prepared_engine.hpp"
-
-#include <fcntl.h>
-#include <sys/file.h>
-#include <unistd.h>
 
 #include <array>
 #include <bit>
@@ -13,6 +10,10 @@
 #include <iostream>
 #include <set>
 #include <system_error>
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <unistd.h>
 
 namespace dsbd {
 
@@ -128,7 +129,8 @@ void clear_abandoned(const fs::path& cache) {
     for (const fs::directory_entry& entry : fs::directory_iterator(cache)) {
         const bool is_new = entry.path().filename().string().starts_with(NEW);
         std::error_code error;
-        const auto age = fs::file_time_type::clock::now() - fs::last_write_time(entry.path(), error);
+        const auto age =
+            fs::file_time_type::clock::now() - fs::last_write_time(entry.path(), error);
         if (!is_new || error || age < std::chrono::minutes(1)) continue;  // may not be locked yet
         const int lock = open(entry.path().c_str(), O_RDONLY | O_CLOEXEC);
         if (flock(lock, LOCK_EX | LOCK_NB) == 0) fs::remove_all(entry.path(), error);
@@ -160,7 +162,9 @@ void prepare(const Ort::Env& env, const fs::path& file, const fs::path& place,
     fs::create_directory(made);
     options.SetOptimizedModelFilePath((made / MODEL).c_str());
     for (const auto& [name, value] : ENTRIES) options.AddConfigEntry(name, value);
-    { const Ort::Session session(env, file.c_str(), options); }
+    {
+        const Ort::Session session(env, file.c_str(), options);
+    }
     std::ofstream(made / WHOLE) << record_of(made).dump();
     for (const fs::directory_entry& entry : fs::directory_iterator(made)) sync(entry.path());
     sync(made);

@@ -1,3 +1,4 @@
+// Sources and prompts of a request to an encoder-decoder, from its options.
 #include "runtime/prompts.hpp"
 
 #include <algorithm>
@@ -25,14 +26,16 @@ Json taken(Json& options, const char* name) {
 
 LanguageOptions PromptReader::with_language(std::string_view options) const {
     Json given = Json::parse(options, nullptr, false);  // other errors are the reader's of options
-    const bool has_any = given.is_object() && (given.contains(SRC_LANG) || given.contains(TGT_LANG));
+    const bool has_any =
+        given.is_object() && (given.contains(SRC_LANG) || given.contains(TGT_LANG));
     if (!has_any) return {std::string(options), Json()};
     const Json src_lang = taken(given, SRC_LANG), tgt_lang = taken(given, TGT_LANG);
     if (!tgt_lang.is_null()) {
         const Json first = given.value(FORCED_BOS, Json());
         if (!first.is_null()) {
             throw Error(std::string(TGT_LANG) + " is " + options::shown(tgt_lang) + " and " +
-                        FORCED_BOS + " " + options::shown(first) + ": both say how a target "
+                        FORCED_BOS + " " + options::shown(first) +
+                        ": both say how a target "
                         "begins; leave out one");
         }
         given[FORCED_BOS] = language(TGT_LANG, tgt_lang);
@@ -67,9 +70,8 @@ void PromptReader::check_length(std::size_t num_tokens) const {
     }
     if (num_tokens <= limit) return;
     throw CapacityError("the prompt is too long: this model's maximum context length is " +
-                        std::to_string(limit) +
-                        " tokens of a source, the source has " + std::to_string(num_tokens) +
-                        "; split it, as by sentences");
+                        std::to_string(limit) + " tokens of a source, the source has " +
+                        std::to_string(num_tokens) + "; split it, as by sentences");
 }
 
 std::int64_t PromptReader::language(const char* option, const Json& name) const {
@@ -102,8 +104,9 @@ void PromptReader::put_language(Ints& token_ids, std::int64_t language) const {
             return;
         }
     }
-    throw Error("src_lang is given, but the source begins and ends with no token of a language; "
-                "give it as a text, or with that token");
+    throw Error(
+        "src_lang is given, but the source begins and ends with no token of a language; "
+        "give it as a text, or with that token");
 }
 
 SourcePointer PromptReader::the_one(const Ints& token_ids) {

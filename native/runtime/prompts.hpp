@@ -29,7 +29,8 @@ struct LanguageOptions {
 /// Turns prompts into inputs of the engines; for any thread.
 class PromptReader {
 public:
-    explicit PromptReader(const Bundle& bundle) : bundle_(bundle), encoder_(bundle.target.encoder) {}
+    explicit PromptReader(const Bundle& bundle)
+        : bundle_(bundle), encoder_(bundle.target.encoder) {}
 
     bool reads_source() const { return encoder_.has_value(); }
     /// Return the options with the language of the target as first token; Error: it is unknown.

@@ -1,3 +1,4 @@
+// Paths of recent rows back to their checkpoints, and what a call folds.
 #include "runtime/recent_paths.hpp"
 
 #include <algorithm>
@@ -12,14 +13,14 @@ namespace {
 
 using Flags = std::vector<std::uint8_t>;
 
-constexpr std::size_t MOST_HELD = 4;         // checkpoints that stay for paths that branch off later
-constexpr std::int64_t FIRST_HELD = 256;     // rows; fewer are soon computed again
-constexpr std::size_t LOOK_EVERY = 16;       // recent rows, or more
-constexpr std::int64_t BEGIN = 0;            // the checkpoint where paths begin
-constexpr std::int64_t FOLDED = -1;          // instead of a checkpoint: nothing continues from it
+constexpr std::size_t MOST_HELD = 4;  // checkpoints that stay for paths that branch off later
+constexpr std::int64_t FIRST_HELD = 256;  // rows; fewer are soon computed again
+constexpr std::size_t LOOK_EVERY = 16;  // recent rows, or more
+constexpr std::int64_t BEGIN = 0;  // the checkpoint where paths begin
+constexpr std::int64_t FOLDED = -1;  // instead of a checkpoint: nothing continues from it
 constexpr std::size_t FOLDED_TOGETHER = 32;  // the fewest rows that are folded
-constexpr std::int64_t STAY_RECENT = 16;     // before the deepest of a path: drafts are shorter
-constexpr std::int64_t MOST_LEFT = 128;      // if a path is longer, even a short chain is folded
+constexpr std::int64_t STAY_RECENT = 16;  // before the deepest of a path: drafts are shorter
+constexpr std::int64_t MOST_LEFT = 128;  // if a path is longer, even a short chain is folded
 
 /// The last set bit of a row before a column, or NO_ROW.
 std::int64_t last_bit(const std::uint64_t* words, std::size_t stop) {
@@ -126,7 +127,8 @@ void RecentPaths::set_next(const Call& call, Ints again) {
                                        : next.depths[static_cast<std::size_t>(parent - num_rows())];
         if (depth != above + 1) {
             throw Error("row " + std::to_string(s) + " sees " + std::to_string(depth) +
-                        " rows, expected " + std::to_string(above + 1) + ": itself and all that the "
+                        " rows, expected " + std::to_string(above + 1) +
+                        ": itself and all that the "
                         "row above it sees; an engine with convolutions or recurrences takes whole "
                         "paths");
         }
@@ -180,8 +182,8 @@ void RecentPaths::set_places_of_rows() {
         next.checkpoint_rows.insert(next.checkpoint_rows.end(), rows.begin(), rows.end());
     }
     for (std::size_t s = 0; s < within.size(); ++s) {
-        next.row_places.push_back((next.checkpoints[s] - first) *
-                                      static_cast<std::int64_t>(longest) + within[s]);
+        next.row_places.push_back(
+            (next.checkpoints[s] - first) * static_cast<std::int64_t>(longest) + within[s]);
     }
 }
 
@@ -252,9 +254,7 @@ void RecentPaths::fold_chains(const Rows& continued) {
     if (has_folded) drop_unneeded();
 }
 
-void RecentPaths::look_later() {
-    next_look_ = num_recent_ + std::max(LOOK_EVERY, num_recent_ / 4);
-}
+void RecentPaths::look_later() { next_look_ = num_recent_ + std::max(LOOK_EVERY, num_recent_ / 4); }
 
 /// A chain of rows with one child each is folded as soon as it is long, except for the last rows
 /// of its path; a short one if the branches at its end have grown long: rejected drafts do not.
@@ -379,7 +379,8 @@ void RecentPaths::drop_unneeded() {
     for (std::int64_t number = 0; number < num_rows(); ++number) {
         if (row(number).checkpoint < 0) continue;
         std::int64_t each = number;
-        for (std::size_t k = 0; k < num_ancestors_ && each != NO_ROW; ++k, each = row(each).parent) {
+        for (std::size_t k = 0; k < num_ancestors_ && each != NO_ROW;
+             ++k, each = row(each).parent) {
             is_needed[static_cast<std::size_t>(each)] = 1;
         }
     }

@@ -1,8 +1,9 @@
 // Recent rows of an engine with convolutions or recurrences, and the checkpoints before them.
 //
-// Such layers keep *recent* rows alone (docs/algorithm.md 3.11). A path is folded from its beginning
-// on, in pieces: the rows up to its *checkpoint* are one state of each recurrent layer, those after
-// it are recent rows. Checkpoint 0 is where all paths begin. With folded rows in brackets,
+// Such layers keep *recent* rows alone (docs/algorithm.md 3.11). A path is folded from its
+// beginning on, in pieces: the rows up to its *checkpoint* are one state of each recurrent layer,
+// those after it are recent rows. Checkpoint 0 is where all paths begin. With folded rows in
+// brackets,
 //
 //     0 [a b c] 1 -- d -- e -- f         d to f continue from checkpoint 1, whose last row is c
 //                         \-- g
@@ -31,13 +32,13 @@ struct NewRows {
     Ints parents;      // (S,) row of the cache, NO_ROW where the path begins
     Ints depths;       // (S,) rows of the path to each, itself included
     Ints checkpoints;  // (S,) the one that each continues from
-    Ints again;        // (S,) rows of the cache that are computed again; empty: they are appended
-    std::size_t first_row = 0;         // recent row of the first
-    Ints ancestors;                    // (S, A) recent rows
+    Ints again;  // (S,) rows of the cache that are computed again; empty: they are appended
+    std::size_t first_row = 0;  // recent row of the first
+    Ints ancestors;  // (S, A) recent rows
     std::size_t first_checkpoint = 0;  // the states of the call begin with that of this one
-    std::size_t num_checkpoints = 0;   // B
-    Ints checkpoint_rows;              // (B, L)
-    Ints row_places;                   // (S,)
+    std::size_t num_checkpoints = 0;  // B
+    Ints checkpoint_rows;  // (B, L)
+    Ints row_places;  // (S,)
 };
 
 /// Recent rows of one engine, and the states of checkpoints, (B, H, Dk, Dv); the first is 0.
@@ -112,8 +113,8 @@ public:
 private:
     struct Row {
         std::int64_t token, position, parent;
-        std::int64_t depth;       // rows of its path, itself included
-        std::int64_t place;       // among the recent rows, or NO_ROW
+        std::int64_t depth;  // rows of its path, itself included
+        std::int64_t place;  // among the recent rows, or NO_ROW
         std::int64_t checkpoint;  // that a child would continue from, or FOLDED: none can
     };
     struct Chain {
@@ -147,7 +148,7 @@ private:
     std::size_t num_ancestors_;
     std::vector<Row> table_;
     Ints ends_{0};  // depth of the last row of every checkpoint
-    Ints held_;     // rows of the cache from which paths may continue; oldest first
+    Ints held_;  // rows of the cache from which paths may continue; oldest first
     std::size_t num_recent_ = 0;  // places in use, those of dropped rows included
     std::size_t next_look_ = 0;
 };

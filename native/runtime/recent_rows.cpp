@@ -1,3 +1,4 @@
+// The states of recent rows in a call: bound, kept and grown.
 #include "runtime/recent_rows.hpp"
 
 #include <algorithm>
@@ -11,7 +12,7 @@ namespace {
 constexpr auto INT64 = ONNX_TENSOR_ELEMENT_DATA_TYPE_INT64;
 constexpr auto ANY = BoundTensor::ANY;
 constexpr auto INPUT = BoundTensor::Way::input;
-constexpr std::size_t STEP = 32;        // rows; a recurrent layer looks at all of them in every call
+constexpr std::size_t STEP = 32;  // rows; a recurrent layer looks at all of them in every call
 constexpr std::size_t USUALLY = 16 + 32 + 1;  // recent rows of a path
 
 /// The capacity for so many recent rows: 32, 64, 96, ...
@@ -136,8 +137,7 @@ void RecentMemory::fold(const Ints& rows, std::size_t source, std::size_t target
                 throw Error(fold_file_.string() + " returns a state of another size; export again");
             }
             std::copy_n(found[i].GetTensorData<float>(), state.size,
-                        state.values.begin() +
-                            static_cast<std::ptrdiff_t>(target * state.size));
+                        state.values.begin() + static_cast<std::ptrdiff_t>(target * state.size));
         }
     } catch (const Ort::Exception& error) {
         throw_call_error(fold_file_, std::to_string(rows.size()) + " rows", error);
@@ -151,8 +151,7 @@ RecentRows::RecentRows(const Ort::Env& env, const std::filesystem::path& folder,
       memory_(env, folder, entry, settings),
       paths_(memory_, num_ancestors_),
       write_indices_(INPUT, "recent_write_indices", INT64, {1}),
-      ancestors_(INPUT, "ancestors", INT64,
-                 {ANY, static_cast<std::int64_t>(num_ancestors_)}),
+      ancestors_(INPUT, "ancestors", INT64, {ANY, static_cast<std::int64_t>(num_ancestors_)}),
       mask_(INPUT, "recent_mask", ONNX_TENSOR_ELEMENT_DATA_TYPE_BOOL, {1, 1, ANY, ANY}),
       checkpoint_rows_(INPUT, "checkpoint_rows", INT64, {ANY, ANY}),
       row_places_(INPUT, "row_places", INT64, {ANY}),
@@ -194,9 +193,9 @@ void RecentRows::bind(const Call& call, Ort::IoBinding& binding) {
         paths_.fill_mask(call, s, mask_bytes_.data() + s * capacity);
     }
     mask_.bind(binding, mask_bytes_.data(), {num_new, capacity});
-    checkpoint_rows_.bind(binding, next.checkpoint_rows.data(),
-                          {next.num_checkpoints,
-                           next.checkpoint_rows.size() / next.num_checkpoints});
+    checkpoint_rows_.bind(
+        binding, next.checkpoint_rows.data(),
+        {next.num_checkpoints, next.checkpoint_rows.size() / next.num_checkpoints});
     row_places_.bind(binding, next.row_places.data(), {num_new});
 }
 

@@ -1,3 +1,4 @@
+// Growth of row buffers, and rows moved in them.
 #include "runtime/row_buffers.hpp"
 
 #include <cstring>
@@ -13,10 +14,9 @@ void RowBuffers::add(const CacheEntry& entry, const CachePart& part) {
     const std::string name = "." + std::to_string(entry.layer) + "." + part.name;
     const std::vector<std::int64_t> dims{1, static_cast<std::int64_t>(part.num_heads),
                                          BoundTensor::ANY, static_cast<std::int64_t>(part.width)};
-    buffers_.push_back(
-        {BoundTensor(BoundTensor::Way::input, "past_key_values" + name, type, dims),
-         BoundTensor(BoundTensor::Way::output, "present" + name, type, dims), part.num_heads,
-         part.width * (is_fp32 ? 4 : 2), nullptr});
+    buffers_.push_back({BoundTensor(BoundTensor::Way::input, "past_key_values" + name, type, dims),
+                        BoundTensor(BoundTensor::Way::output, "present" + name, type, dims),
+                        part.num_heads, part.width * (is_fp32 ? 4 : 2), nullptr});
 }
 
 std::vector<const BoundTensor*> RowBuffers::tensors() const {
@@ -46,7 +46,8 @@ void RowBuffers::resize(std::size_t capacity, std::size_t num_used) {
             resize(buffers_[i], capacity, capacity_, num_used);
         }
         throw CapacityError("no memory for a key/value cache of " + std::to_string(capacity) +
-                            " rows (it has " + std::to_string(capacity_) + " rows); shorten the "
+                            " rows (it has " + std::to_string(capacity_) +
+                            " rows); shorten the "
                             "prompt, ask for fewer new tokens or fewer beams");
     }
     capacity_ = capacity;

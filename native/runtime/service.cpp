@@ -1,3 +1,4 @@
+// The thread that runs the engines: admits requests, iterates, delivers events.
 #include "runtime/service.hpp"
 
 #include <algorithm>
@@ -23,8 +24,10 @@ using Outcome = std::variant<std::monostate, DecodeResult, std::exception_ptr>;
 /// A request from its submission to its end.
 struct Service::Live {
     explicit Live(DecodingRequest given)
-        : request(std::move(given)), num_prompt_tokens(request.prompt_ids.size()),
-          num_beams(request.config.num_beams), source(request.source) {}
+        : request(std::move(given)),
+          num_prompt_tokens(request.prompt_ids.size()),
+          num_beams(request.config.num_beams),
+          source(request.source) {}
 
     /// Cache rows that it has, or had when it was preempted; before it begins, the prompt's.
     std::size_t num_rows() const { return member ? member->num_rows() : num_prompt_tokens; }
@@ -42,7 +45,9 @@ struct Service::Live {
 };
 
 Service::Service(std::unique_ptr<Pipeline> pipeline)
-    : pipeline_(std::move(pipeline)), max_rows_(cache_rows()), kv_bytes_(pipeline_->kv_bytes()),
+    : pipeline_(std::move(pipeline)),
+      max_rows_(cache_rows()),
+      kv_bytes_(pipeline_->kv_bytes()),
       thread_([this] { run(); }) {}
 
 void Service::close() {
@@ -68,8 +73,9 @@ std::size_t Service::cache_rows() const {
     const std::size_t bytes_of_paths =
         settings.max_requests *
         (path_bytes(bundle.target) + (bundle.draft ? path_bytes(*bundle.draft) : 0));
-    const std::size_t affordable = (*settings.kv_bytes - std::min(bytes_of_paths, *settings.kv_bytes)) /
-                                   std::max<std::size_t>(row_bytes, 1);
+    const std::size_t affordable =
+        (*settings.kv_bytes - std::min(bytes_of_paths, *settings.kv_bytes)) /
+        std::max<std::size_t>(row_bytes, 1);
     std::size_t rows = 0;
     for (std::size_t next = bucket_capacity(1); next <= affordable;) {
         rows = next;
@@ -78,7 +84,8 @@ std::size_t Service::cache_rows() const {
     if (!rows) {
         throw Error("kv_bytes is " + std::to_string(*settings.kv_bytes) +
                     ", but the smallest caches of this bundle take " +
-                    std::to_string(bucket_capacity(1) * row_bytes + bytes_of_paths) + " bytes; raise "
+                    std::to_string(bucket_capacity(1) * row_bytes + bytes_of_paths) +
+                    " bytes; raise "
                     "it");
     }
     return rows;
@@ -89,8 +96,8 @@ GenerationResult Service::generate(const Prompt& prompt, std::string_view option
     PreparedRequest prepared = pipeline_->prepare(prompt, options);
     const DecodingConfig config = prepared.request.config;
     const auto live = std::make_shared<Live>(std::move(prepared.request));
-    live->most_rows = most_rows(live->num_prompt_tokens, config,
-                                pipeline_->target().spec().num_top_logits > 0);
+    live->most_rows =
+        most_rows(live->num_prompt_tokens, config, pipeline_->target().spec().num_top_logits > 0);
     if (on_step) {  // in the thread of the engines; every iteration, as each may be cancelled
         live->request.on_iteration = [this, live = live.get(), num_given = std::size_t{0}](
                                          const IterationOutput& output) mutable {
@@ -123,20 +130,20 @@ void Service::enqueue(const LivePointer& live) {
     if (!failure_.empty()) throw InternalError(failure_);
     if (is_closing_) throw Error("the pipeline is closed or closing; open another one");
     if (live->most_rows > max_rows_) {
-        throw CapacityError("the prompt is too long for its options, or exceeds the available "
-                            "context size: the request may need " +
-                            std::to_string(live->most_rows) + " cache rows (" +
-                            std::to_string(live->num_prompt_tokens) +
-                            " of them for the prompt), the service has " +
-                            std::to_string(max_rows_) + "; use fewer beams or new tokens, a "
-                            "shorter draft or prompt");
+        throw CapacityError(
+            "the prompt is too long for its options, or exceeds the available "
+            "context size: the request may need " +
+            std::to_string(live->most_rows) + " cache rows (" +
+            std::to_string(live->num_prompt_tokens) + " of them for the prompt), the service has " +
+            std::to_string(max_rows_) +
+            "; use fewer beams or new tokens, a "
+            "shorter draft or prompt");
     }
     if (running_.size() + waiting_.size() >= limits.max_requests + limits.max_queued) {
         throw QueueFullError("the queue is full: " + std::to_string(running_.size()) +
                              " requests are running and " + std::to_string(waiting_.size()) +
-                             " are waiting, the limits are " +
-                             std::to_string(limits.max_requests) + " and " +
-                             std::to_string(limits.max_queued) + "; try again later");
+                             " are waiting, the limits are " + std::to_string(limits.max_requests) +
+                             " and " + std::to_string(limits.max_queued) + "; try again later");
     }
     waiting_.push_back(live);
     changed_.notify_one();
@@ -166,7 +173,8 @@ DecodeResult Service::wait(Live& live, const TextRun* start, const DecodingConfi
     }
     lock.unlock();
     if (live.is_cancelled) throw Cancelled();
-    if (auto* error = std::get_if<std::exception_ptr>(&live.outcome)) std::rethrow_exception(*error);
+    if (auto* error = std::get_if<std::exception_ptr>(&live.outcome))
+        std::rethrow_exception(*error);
     DecodeResult result = std::get<DecodeResult>(std::move(live.outcome));
     if (on_step) {
         const DecodedSequence& best = result.sequences.front();
@@ -260,9 +268,8 @@ bool Service::sources_fit(const Live& next) const {
     for (const LivePointer& live : running_) add(live->source);
     add(next.source);
     const OrtEngine* const draft = pipeline_->draft();
-    return sources.size() < 2 ||
-           (sources.size() <= pipeline_->target().most_sources(sources) &&
-            (!draft || sources.size() <= draft->most_sources(sources)));
+    return sources.size() < 2 || (sources.size() <= pipeline_->target().most_sources(sources) &&
+                                  (!draft || sources.size() <= draft->most_sources(sources)));
 }
 
 /// The rows so far and those of a mean answer: so a preempted request is admitted only with room

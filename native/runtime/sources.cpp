@@ -1,3 +1,4 @@
+// The source of each row in a call, and the sources that an engine has read.
 #include "runtime/sources.hpp"
 
 #include <algorithm>
@@ -51,8 +52,9 @@ std::vector<const BoundTensor*> Sources::tensors() const {
 void Sources::begin(const Forward& forward) {
     reading_.reset();
     if (!forward.sources.empty()) return;
-    throw Error("a forward has no source, but the engine is an encoder-decoder's: expected the "
-                "tokens of its source");
+    throw Error(
+        "a forward has no source, but the engine is an encoder-decoder's: expected the "
+        "tokens of its source");
 }
 
 std::size_t Sources::end_of_call(const Forward& forward, std::size_t start,

@@ -1,3 +1,4 @@
+// Text of streams up to stop strings, and the search for these.
 #include "runtime/text.hpp"
 
 #include <algorithm>
@@ -45,8 +46,8 @@ private:
         tail_ = last_characters(text, most_ - 1);
         const std::string uncertain = run_->rest(most_);
         const bool is_long = num_characters(uncertain) >= most_;
-        has_ended_ = has_stop(text, *stops_) ||
-                     has_stop(is_long ? uncertain : tail_ + uncertain, *stops_);
+        has_ended_ =
+            has_stop(text, *stops_) || has_stop(is_long ? uncertain : tail_ + uncertain, *stops_);
     }
 
     std::unique_ptr<TextRun> run_;
@@ -73,7 +74,8 @@ private:
 };
 
 /// Return the stop strings that name special tokens, marked.
-std::vector<std::string> special_stops(const TextRun& start, const std::vector<std::string>& stops) {
+std::vector<std::string> special_stops(const TextRun& start,
+                                       const std::vector<std::string>& stops) {
     std::vector<std::string> special;
     for (const std::string& stop : stops) {
         std::string marked = start.marked(stop);
@@ -86,7 +88,8 @@ std::vector<std::string> special_stops(const TextRun& start, const std::vector<s
 class CalledRun final : public TextRun {
 public:
     CalledRun(std::shared_ptr<const TextCallbacks> callbacks, Ints token_ids)
-        : callbacks_(std::move(callbacks)), token_ids_(std::move(token_ids)),
+        : callbacks_(std::move(callbacks)),
+          token_ids_(std::move(token_ids)),
           num_given_(callbacks_->decode(token_ids_).size()) {}
 
     std::unique_ptr<TextRun> copied() const override { return std::make_unique<CalledRun>(*this); }
@@ -146,8 +149,9 @@ public:
     Ints prompt(std::string_view text) const override { return callbacks_->encode(text); }
     Ints encode(std::string_view text) const override { return callbacks_->encode(text); }
     Ints chat(const Json&) const override {
-        throw Error("messages are given, but the text of this bundle is the program's; give the "
-                    "prompt that the chat template makes of them");
+        throw Error(
+            "messages are given, but the text of this bundle is the program's; give the "
+            "prompt that the chat template makes of them");
     }
     std::unique_ptr<TextRun> after(TokenSpan prompt_ids, bool) const override {
         return std::make_unique<CalledRun>(callbacks_, Ints(prompt_ids.begin(), prompt_ids.end()));
@@ -190,8 +194,9 @@ public:
     std::unique_ptr<TextRun> after(TokenSpan prompt_ids, bool skips_special) const override {
         if (!entry_.decodes) return nullptr;
         if (!skips_special) {
-            throw Error("skip_special_tokens is false, which the native library does not do yet; "
-                        "leave it out, or use the token ids of the result");
+            throw Error(
+                "skip_special_tokens is false, which the native library does not do yet; "
+                "leave it out, or use the token ids of the result");
         }
         return std::make_unique<TextWindow>(TextWindow::after(*tokenizer_, prompt_ids));
     }

@@ -104,8 +104,9 @@ class PolicyReplay {
 public:
     explicit PolicyReplay(const json& given)
         : costs_(given["costs"]),
-          estimator_(given["agreement"].is_null() ? std::nullopt
-                                                  : std::optional(given["agreement"].get<double>())),
+          estimator_(given["agreement"].is_null()
+                         ? std::nullopt
+                         : std::optional(given["agreement"].get<double>())),
           num_beams_(given["num_beams"]) {
         for (const json& request : given["requests"]) replay(given, request);
     }
@@ -225,8 +226,9 @@ private:
     json state() {
         const dsbd::AcceptanceEstimator& e = estimator_;
         const dsbd::DraftBudget& budget = estimator_.budget(num_sharers_);
-        return {e.rates, e.tokens, e.calls, e.acceptance, e.rows, e.num_learned, e.loop.iteration,
-                e.loop.layer, e.agreement(64), e.agreement(1000), budget.balance, budget.share, budget.saved, budget.gained};
+        return {e.rates,        e.tokens,         e.calls,      e.acceptance,    e.rows,
+                e.num_learned,  e.loop.iteration, e.loop.layer, e.agreement(64), e.agreement(1000),
+                budget.balance, budget.share,     budget.saved, budget.gained};
     }
 
     ChangingCosts costs_;
@@ -245,8 +247,8 @@ private:
 json stats(const json& given) {
     double now = 0.0;
     dsbd::Meter target, draft;
-    dsbd::StatsRecorder recorder(given["num_prompt_tokens"], target, draft, [&] { return now; },
-                                 "ngram");
+    dsbd::StatsRecorder recorder(
+        given["num_prompt_tokens"], target, draft, [&] { return now; }, "ngram");
     for (const json& each : given["iterations"]) {
         now += each["seconds"].get<double>();
         target.count(each["rows"], 0.25 * each["seconds"].get<double>(), {});
@@ -262,12 +264,28 @@ json stats(const json& given) {
     }
     const dsbd::DecodingStats s = recorder.stats(given["num_output_tokens"]);
     const auto nullable = [](const auto& value) { return value ? json(*value) : json(); };
-    return {s.num_iterations, s.num_draft_tokens, s.num_accepted_tokens, s.num_draft_layers,
-            s.num_accepted_layers, s.mean_acceptance_length, nullable(s.draft_acceptance_rate),
-            s.acceptance_histogram, s.mean_beam_width, s.num_prompt_tokens, s.num_output_tokens,
+    return {s.num_iterations,
+            s.num_draft_tokens,
+            s.num_accepted_tokens,
+            s.num_draft_layers,
+            s.num_accepted_layers,
+            s.mean_acceptance_length,
+            nullable(s.draft_acceptance_rate),
+            s.acceptance_histogram,
+            s.mean_beam_width,
+            s.num_prompt_tokens,
+            s.num_output_tokens,
             s.num_cached_tokens,
-            s.target_rows, s.draft_rows, s.target_calls, s.draft_calls, s.time_to_first_token_s,
-            nullable(s.time_per_output_token_s), s.tokens_per_s, s.draft_s, s.target_s, s.host_s,
+            s.target_rows,
+            s.draft_rows,
+            s.target_calls,
+            s.draft_calls,
+            s.time_to_first_token_s,
+            nullable(s.time_per_output_token_s),
+            s.tokens_per_s,
+            s.draft_s,
+            s.target_s,
+            s.host_s,
             s.drafter};
 }
 

@@ -6,11 +6,10 @@
 // by their noise, "scores" ranks them for the policy "throughput", "rejection" draws them by that
 // coupling, "joint" takes the most probable. lab/native_laws.py does the same in Python. Prints the
 // microseconds of the fastest repeat and the candidates.
-#include <ctime>
-
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <ctime>
 #include <fstream>
 #include <memory>
 #include <string>

@@ -72,9 +72,10 @@ public:
             processing_ = std::make_unique<dsbd::RequestProcessing>(
                 config_, config_.constraint.get(), prompt_, spec_.vocab_size);
         }
-        forest_.emplace(prompt_.back(), static_cast<std::int64_t>(prompt_.size()) - 1, 7,
-                        config_.eos_token_id.value_or(Ints{}),
-                        processing_ ? processing_->path_states() : std::vector<dsbd::PathStates*>());
+        forest_.emplace(
+            prompt_.back(), static_cast<std::int64_t>(prompt_.size()) - 1, 7,
+            config_.eos_token_id.value_or(Ints{}),
+            processing_ ? processing_->path_states() : std::vector<dsbd::PathStates*>());
     }
 
     void run() {
@@ -115,7 +116,8 @@ private:
 
     /// Make the paths of the nodes.
     void grow() {
-        for (const auto& [parent, token] : given_.at("nodes").get<std::vector<std::pair<int, int>>>()) {
+        for (const auto& [parent, token] :
+             given_.at("nodes").get<std::vector<std::pair<int, int>>>()) {
             dsbd::JointDistribution joint;
             joint.nodes = {parent};
             joint.parents = {0};
@@ -192,7 +194,8 @@ private:
         const Ints drawn = dsbd::best_candidates(scores, num_wanted());
         const auto write_each = [&](const auto& numbers) {
             std::decay_t<decltype(numbers)> found;
-            for (const auto place : drawn) found.push_back(numbers[static_cast<std::size_t>(place)]);
+            for (const auto place : drawn)
+                found.push_back(numbers[static_cast<std::size_t>(place)]);
             write(found);
         };
         write_each(joint.parents);

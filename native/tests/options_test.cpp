@@ -46,9 +46,9 @@ json fields(const dsbd::DecodingConfig& config) {
     found["constraint"] = nullptr;
     if (config.has_constraint()) found["constraint"] = {config.trie_file, config.trie_end};
     found["processes_logits"] = config.processes_logits();
-    found["properties"] = {config.drafts(), config.has_ngram_drafter(), config.has_draft_model(),
-                           config.most_draft_beams(), config.smallest_width(),
-                           config.widest_search()};
+    found["properties"] = {config.drafts(),          config.has_ngram_drafter(),
+                           config.has_draft_model(), config.most_draft_beams(),
+                           config.smallest_width(),  config.widest_search()};
     return found;
 }
 

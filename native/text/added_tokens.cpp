@@ -1,3 +1,4 @@
+// Added tokens of tokenizer.json, and where they occur in a text.
 #include "added_tokens.hpp"
 
 #include <algorithm>

@@ -19,7 +19,8 @@ namespace dsbd {
 struct AddedToken {
     std::int64_t id = 0;
     std::string content;
-    std::string spelling;  // as it is looked for, and as a decoder gets it: normalized, or `content`
+    std::string
+        spelling;  // as it is looked for, and as a decoder gets it: normalized, or `content`
     bool is_special = false;
     bool is_single_word = false;
     bool strips_left = false;

@@ -55,7 +55,8 @@ public:
         }
         std::vector<Symbol> symbols = symbols_of(word);
         merge(symbols);
-        for (const Symbol& symbol : symbols) if (symbol.length > 0) ids.push_back(symbol.id);
+        for (const Symbol& symbol : symbols)
+            if (symbol.length > 0) ids.push_back(symbol.id);
     }
 
 private:
@@ -71,16 +72,15 @@ private:
             const auto right_id = vocabulary_.id_of(right);
             const auto id = vocabulary_.id_of(left + right);
             if (!left_id || !right_id || !id) {
-                model.refuse("merges", "tokens of the vocabulary, not '" + left + "' and '" +
-                                            right + "'");
+                model.refuse("merges",
+                             "tokens of the vocabulary, not '" + left + "' and '" + right + "'");
             }
             merges_[key(*left_id, *right_id)] = {rank, *id};
         }
     }
 
     /// Return the two parts of a merge: ["a", "b"], or "a b" in older files.
-    static std::pair<std::string, std::string> pair_of(const Json& merge,
-                                                       const JsonObject& model) {
+    static std::pair<std::string, std::string> pair_of(const Json& merge, const JsonObject& model) {
         if (merge.is_array() && merge.size() == 2 && merge[0].is_string() && merge[1].is_string()) {
             return {merge[0].get<std::string>(), merge[1].get<std::string>()};
         }

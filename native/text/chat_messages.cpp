@@ -1,3 +1,4 @@
+// Messages of a chat, from JSON: contents as texts or parts.
 #include "chat_messages.hpp"
 
 #include <algorithm>
@@ -29,7 +30,8 @@ void check_parts(const Json& content, const std::string& place) {
         const Json& kind = field(content[i], "type");
         if (content[i].is_object() && content[i].contains("type") && kind != "text") {
             throw Error(place + ".content[" + std::to_string(i) + "] is a part of type " +
-                        in_short(kind) + ": images and audio cannot be read; use parts of type "
+                        in_short(kind) +
+                        ": images and audio cannot be read; use parts of type "
                         "'text'");
         }
         if (!(content[i].is_object() ? field(content[i], "text") : content[i]).is_string()) {
@@ -46,7 +48,8 @@ Json arguments_of(const Json& given, const std::string& place, Arguments form) {
     text = text.find_first_not_of(" \t\r\n") == std::string::npos ? "{}" : text;
     const Json values = json_from_text(text, place);
     if (!values.is_object()) {
-        throw Error(place + " is " + in_short(given) + ", which is not a JSON object; give the "
+        throw Error(place + " is " + in_short(given) +
+                    ", which is not a JSON object; give the "
                     "arguments as one, such as {\"city\": \"Rome\"}");
     }
     return form == Arguments::object ? values : Json(text);
@@ -73,8 +76,9 @@ std::size_t number(std::size_t index, std::size_t call = 0) {
 
 std::string mark(std::size_t number) {
     const std::string digits = std::to_string(number);
-    return std::string(mark_begin) + std::string(12 - std::min<std::size_t>(digits.size(), 12), '0') +
-           digits + std::string(mark_end);
+    return std::string(mark_begin) +
+           std::string(12 - std::min<std::size_t>(digits.size(), 12), '0') + digits +
+           std::string(mark_end);
 }
 
 Json& function_of(Json& call) {
@@ -123,7 +127,9 @@ Json marked(const Json& message, std::size_t index) {
 std::optional<std::string> attempt(const Render& render, const Json& messages) {
     try {
         return render(messages);
-    } catch (const Error&) { return std::nullopt; }
+    } catch (const Error&) {
+        return std::nullopt;
+    }
 }
 
 /// Return the marks of a text, except those after one of these endings.
@@ -177,18 +183,19 @@ Error lost(const std::string& place, const Json& message) {
 
 /// Raise Error for a name that leaves no trace; a result may have that of a call before it.
 void check_name(const Json& messages, std::size_t index, const std::vector<Json>& called,
-                const std::set<std::string>& marks, const std::string& text,
-                const Render& render) {
+                const std::set<std::string>& marks, const std::string& text, const Render& render) {
     const Json& message = messages[index];
     if (!has_name(message) || marks.count(mark(number(index, of_name))) != 0) return;
     const Json& name = message["name"];
-    if (message["role"] == "tool" && std::find(called.begin(), called.end(), name) != called.end()) {
+    if (message["role"] == "tool" &&
+        std::find(called.begin(), called.end(), name) != called.end()) {
         return;
     }
     Json unnamed = message;
     unnamed.erase("name");
     if (!is_lost(messages, index, with_name(message, index), unnamed, text, render)) return;
-    throw Error(place_of(index) + ".name is " + in_short(name) + ", which leaves no trace in the "
+    throw Error(place_of(index) + ".name is " + in_short(name) +
+                ", which leaves no trace in the "
                 "prompt: the chat template of this model has no place for names there; leave it "
                 "out, or write it into the content");
 }
@@ -197,7 +204,8 @@ void check_name(const Json& messages, std::size_t index, const std::vector<Json>
 
 void check_messages(const Json& messages) {
     if (!messages.is_array() || messages.empty()) {
-        throw Error("messages is " + in_short(messages) + "; expected a list such as "
+        throw Error("messages is " + in_short(messages) +
+                    "; expected a list such as "
                     "[{\"role\": \"user\", \"content\": \"Hello\"}]");
     }
     for (std::size_t i = 0; i < messages.size(); ++i) {
@@ -226,7 +234,8 @@ Json messages_for(const std::string& source, const Json& messages, Arguments for
         const Json calls = field(ready, "tool_calls");
         if (!calls.is_null() && calls != "" && calls != Json::array()) {
             if (source.find("tool_calls") == std::string::npos) {
-                throw Error(place + " is given, but the chat template of this model does not read "
+                throw Error(place +
+                            " is given, but the chat template of this model does not read "
                             "tool calls; leave them out");
             }
             if (!calls.is_array()) {
@@ -254,8 +263,8 @@ Json with_joined_parts(Json messages, const Render& render) {
         }
     }
     if (!has_parts) return messages;
-    const std::set<std::string> marks = marks_in(
-        attempt(render, probe).value_or(""), {"text': '", "text\": \"", "text\":\""});
+    const std::set<std::string> marks =
+        marks_in(attempt(render, probe).value_or(""), {"text': '", "text\": \"", "text\":\""});
     for (std::size_t i = 0; i < messages.size(); ++i) {
         const Json parts = field(messages[i], "content");
         if (!parts.is_array()) continue;

@@ -1,3 +1,4 @@
+// The template of a bundle, read from its config or its file.
 #include "chat_template.hpp"
 
 #include <algorithm>
@@ -98,7 +99,8 @@ ChatTemplate::ChatTemplate(const std::filesystem::path& folder) {
         }
     }
     if (sources_.empty()) {
-        throw Error(folder.string() + " has no chat template: neither chat_template.jinja nor a "
+        throw Error(folder.string() +
+                    " has no chat template: neither chat_template.jinja nor a "
                     "chat_template in tokenizer_config.json; give a plain prompt, or export a chat "
                     "model");
     }
@@ -109,8 +111,9 @@ const ChatTemplate::Source& ChatTemplate::source(bool has_tools) const {
     auto found = has_tools ? sources_.find(with_tools_name) : sources_.end();
     found = found == sources_.end() ? sources_.find(default_name) : found;
     if (found == sources_.end()) {
-        throw Error("this bundle has a chat template for conversations with tools only (tool_use); "
-                    "give tools, or add a default one, chat_template.jinja, and export again");
+        throw Error(
+            "this bundle has a chat template for conversations with tools only (tool_use); "
+            "give tools, or add a default one, chat_template.jinja, and export again");
     }
     return found->second;
 }
@@ -132,8 +135,8 @@ std::string ChatTemplate::render(const Json& messages, const Json& variables,
         return used.compiled.rendered(all, now);
     };
     const auto with_texts = [&] {
-        const Json ready = with_joined_parts(
-            messages_for(used.text, messages, Arguments::text), rendered);
+        const Json ready =
+            with_joined_parts(messages_for(used.text, messages, Arguments::text), rendered);
         const std::string text = rendered(ready);
         check_traces(ready, text, rendered);
         return text;
@@ -149,9 +152,10 @@ std::string ChatTemplate::render(const Json& messages, const Json& variables,
         return with_texts();
     }
     // A template that writes arguments out as they are expects their JSON.
-    const bool expects_texts = std::any_of(arguments.begin(), arguments.end(), [&](const Json& each) {
-        return !each.empty() && text.find(shown(each)) != std::string::npos;
-    });
+    const bool expects_texts =
+        std::any_of(arguments.begin(), arguments.end(), [&](const Json& each) {
+            return !each.empty() && text.find(shown(each)) != std::string::npos;
+        });
     if (expects_texts) return with_texts();
     check_traces(ready, text, rendered);
     return text;

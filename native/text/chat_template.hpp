@@ -13,8 +13,8 @@ namespace dsbd {
 
 /// The templates of a bundle: for conversations without and with tools. Threads may share it.
 ///
-/// minja is not jinja2, and templates are programs: text_checks.hpp says whether the text is that of
-/// the Python library.
+/// minja is not jinja2, and templates are programs: text_checks.hpp says whether the text is that
+/// of the Python library.
 class ChatTemplate {
 public:
     /// Read chat_template.jinja and additional_chat_templates/tool_use.jinja of a folder, or else

@@ -1,9 +1,9 @@
-#include "steps.hpp"
-
+// Decoders of tokenizer.json: tokens to text.
 #include <algorithm>
 #include <cstdlib>
 #include <utility>
 
+#include "steps.hpp"
 #include "unicode.hpp"
 
 namespace dsbd {
@@ -66,9 +66,9 @@ Step strip(const JsonObject& step) {
             for (std::size_t i = 0; i < start && token.rfind(content, 0) == 0; ++i) {
                 token.erase(0, content.size());
             }
-            for (std::size_t i = 0; i < stop && token.size() >= content.size() &&
-                                     token.compare(token.size() - content.size(),
-                                                   std::string::npos, content) == 0;
+            for (std::size_t i = 0;
+                 i < stop && token.size() >= content.size() &&
+                 token.compare(token.size() - content.size(), std::string::npos, content) == 0;
                  ++i) {
                 token.erase(token.size() - content.size());
             }
@@ -93,15 +93,16 @@ Step word_piece(const JsonObject& step) {
     const bool cleans = step.boolean("cleanup");
     return [=](Tokens& tokens) {
         constexpr std::pair<std::string_view, std::string_view> cleaned[] = {
-            {" .", "."},      {" ?", "?"},     {" !", "!"},           {" ,", ","},
-            {" ' ", "'"},     {" n't", "n't"}, {" 'm", "'m"},         {" do not", " don't"},
-            {" 's", "'s"},    {" 've", "'ve"}, {" 're", "'re"}};
+            {" .", "."},   {" ?", "?"},     {" !", "!"},    {" ,", ","},
+            {" ' ", "'"},  {" n't", "n't"}, {" 'm", "'m"},  {" do not", " don't"},
+            {" 's", "'s"}, {" 've", "'ve"}, {" 're", "'re"}};
         for (std::size_t i = 0; i < tokens.size(); ++i) {
             std::string& token = tokens[i];
             if (i > 0) {
                 token = token.rfind(prefix, 0) == 0 ? token.substr(prefix.size()) : " " + token;
             }
-            for (const auto& [from, to] : cleaned) if (cleans) replace_all(token, from, to);
+            for (const auto& [from, to] : cleaned)
+                if (cleans) replace_all(token, from, to);
         }
     };
 }
@@ -127,9 +128,9 @@ Step replace(const JsonObject& step, Kind& kind) {
     const Pattern pattern(step);
     const std::string content = step.text("content");
     const std::string& plain = pattern.plain();
-    kind.keeps_bytes = !plain.empty() &&
-                       (plain + content).find_first_of("<0x123456789abcdefABCDEF+>") ==
-                           std::string::npos;
+    kind.keeps_bytes =
+        !plain.empty() &&
+        (plain + content).find_first_of("<0x123456789abcdefABCDEF+>") == std::string::npos;
     kind.is_by_character = !plain.empty() && scanned(plain, 0).length == plain.size();
     return [=](Tokens& tokens) {
         for (std::string& token : tokens) token = replaced(token, pattern, content);
@@ -169,12 +170,13 @@ void complete(TextJoints& joints, const std::vector<Kind>& kinds) {
     });
     joints.joins_bytes = std::any_of(begin, end, has_type("ByteLevel"));
     joints.has_byte_runs = fallback != end;
-    joints.is_local =
-        !(joints.joins_bytes && joints.has_byte_runs) &&
-        std::count_if(begin, end, has_type("ByteFallback")) <= 1 &&
-        (fallback == end || std::all_of(begin, fallback, [](auto& kind) { return kind.keeps_bytes; })) &&
-        (joint == end ||
-         std::all_of(joint + 1, end, [](auto& kind) { return kind.is_by_character; }));
+    joints.is_local = !(joints.joins_bytes && joints.has_byte_runs) &&
+                      std::count_if(begin, end, has_type("ByteFallback")) <= 1 &&
+                      (fallback == end ||
+                       std::all_of(begin, fallback, [](auto& kind) { return kind.keeps_bytes; })) &&
+                      (joint == end || std::all_of(joint + 1, end, [](auto& kind) {
+                           return kind.is_by_character;
+                       }));
     joints.joins_bytes = joints.is_local && joints.joins_bytes;
     joints.has_byte_runs = joints.is_local && joints.has_byte_runs;
 }

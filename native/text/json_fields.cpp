@@ -1,3 +1,4 @@
+// Fields of a JSON object, each of its kind or an error.
 #include "json_fields.hpp"
 
 #include <algorithm>
@@ -44,8 +45,10 @@ std::optional<std::string> text_from_file(const std::filesystem::path& file) {
     if (!stream) return std::nullopt;
     std::string text(std::istreambuf_iterator<char>(stream), {});
     if (text.rfind("version https://git-lfs", 0) == 0) {
-        throw Error(file.string() + " is a pointer of git LFS, not the file itself; run 'git lfs "
-                    "pull' in " + std::filesystem::absolute(file).parent_path().string());
+        throw Error(file.string() +
+                    " is a pointer of git LFS, not the file itself; run 'git lfs "
+                    "pull' in " +
+                    std::filesystem::absolute(file).parent_path().string());
     }
     return text;
 }
@@ -200,7 +203,8 @@ void JsonObject::check_known(std::initializer_list<std::string_view> names,
         if (!is_known && !value.is_null()) {
             throw Error(where_ + " has " + in_short(name) + " " + in_short(value) +
                         ", which this version of dsbd_native does not know; use the version that "
-                        "made the bundle (" + in_short(made_by) + ") or a later one");
+                        "made the bundle (" +
+                        in_short(made_by) + ") or a later one");
         }
     }
 }

@@ -48,7 +48,8 @@ public:
     const Json& json() const { return *json_; }
     const std::string& where() const { return where_; }
 
-    /// Return a field, nullptr if it is absent or null, by which a file says that it lacks something.
+    /// Return a field, nullptr if it is absent or null, by which a file says that it lacks
+    /// something.
     const Json* find(std::string_view name) const;
     bool has(std::string_view name) const { return find(name) != nullptr; }
     /// Return a field that must be there, but may be null.

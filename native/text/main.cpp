@@ -1,4 +1,5 @@
-// dsbd_native_text FOLDER [BOS_TOKEN_ID]: the tokenizer of a folder, for checks of the library against Python.
+// dsbd_native_text FOLDER [BOS_TOKEN_ID]: the tokenizer of a folder, for checks of the library
+// against Python.
 //
 // Each line of standard input is an object; each line of output is the answer in JSON, or
 // {"error": "..."}:
@@ -6,7 +7,8 @@
 //   {"source": text}                     ids by source_tokenizer.json
 //   {"decode": ids, "special": false}    text; special: whether special tokens are spelled out
 //   {"stream": ids, "after": 0}          pieces, the rest last; after: so many ids are the prompt
-//   {"chat": messages, "variables": {"add_generation_prompt": true, "tools": [...]}, "now": seconds}   text
+//   {"chat": messages, "variables": {"add_generation_prompt": true, "tools": [...]}, "now":
+//   seconds}   text
 //   {"check": true}                      whether all answers of text_checks.json are equal
 // Of a bundle, BOS_TOKEN_ID need not be given.
 #include <iostream>
@@ -24,7 +26,9 @@ std::optional<std::int64_t> bos_token_id_of(const std::string& folder) {
     const std::filesystem::path file = std::filesystem::path(folder) / "dsbd.json";
     if (!std::filesystem::exists(file)) return {};
     const Json manifest = dsbd::json_from_file(file);
-    return dsbd::JsonObject(manifest, file.string()).object("target").number_or_null("bos_token_id");
+    return dsbd::JsonObject(manifest, file.string())
+        .object("target")
+        .number_or_null("bos_token_id");
 }
 
 Json answer(dsbd::TextAnswers& answers, const std::string& line) {
@@ -32,7 +36,9 @@ Json answer(dsbd::TextAnswers& answers, const std::string& line) {
     const dsbd::JsonObject request(json, "a line");
     if (!request.has("check")) return answers.answer(request);
     const dsbd::TextVerdict found = answers.verdict();
-    return {{"encodes", found.encodes}, {"decodes", found.decodes}, {"renders", found.renders},
+    return {{"encodes", found.encodes},
+            {"decodes", found.decodes},
+            {"renders", found.renders},
             {"reason", found.reason}};
 }
 

@@ -1,3 +1,4 @@
+// Rendering by minja, with the filters and functions of transformers.
 #include "minja_template.hpp"
 
 #include "../core/error.hpp"
@@ -78,8 +79,9 @@ std::string shown(const Json& value) { return Value(value).dump(); }
 namespace dsbd {
 
 MinjaTemplate::MinjaTemplate(const std::string&, const std::string&) {
-    throw Error("this build has no chats, because minja was absent; build it with DSBD_MINJA_DIR, "
-                "or give a rendered prompt");
+    throw Error(
+        "this build has no chats, because minja was absent; build it with DSBD_MINJA_DIR, "
+        "or give a rendered prompt");
 }
 
 std::string MinjaTemplate::rendered(const Json&, std::optional<std::size_t>) const { return ""; }

@@ -1,9 +1,9 @@
-#include "steps.hpp"
-
+// Normalizers of tokenizer.json: a text before it is split.
 #include <algorithm>
 #include <optional>
 #include <utility>
 
+#include "steps.hpp"
 #include "unicode.hpp"
 
 namespace dsbd {
@@ -21,9 +21,8 @@ bool is_chinese(char32_t code) {
 template <class Map>
 std::string mapped(std::string_view text, const Map& map) {
     std::string found;
-    for_each_character(text, [&](char32_t code, std::string_view character) {
-        found += map(code, character);
-    });
+    for_each_character(
+        text, [&](char32_t code, std::string_view character) { found += map(code, character); });
     return found;
 }
 
@@ -202,8 +201,7 @@ void Normalizer::add(const JsonObject& step) {
         const std::string& plain = pattern.plain();
         keeps_start_ = keeps_start_ && !content.empty() && !plain.empty() &&
                        scanned(plain, 0).length == plain.size();
-        steps_.push_back(
-            [=](std::string text) { return replaced(text, pattern, content); });
+        steps_.push_back([=](std::string text) { return replaced(text, pattern, content); });
     } else if (type == "Lowercase") {
         steps_.push_back([](std::string text) { return lower_case(text); });
     } else if (type == "Strip") {

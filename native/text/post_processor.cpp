@@ -1,3 +1,4 @@
+// Post-processors of tokenizer.json: special tokens around a text.
 #include "steps.hpp"
 
 namespace dsbd {

@@ -1,8 +1,8 @@
-#include "steps.hpp"
-
+// Pre-tokenizers of tokenizer.json: a text to words.
 #include <algorithm>
 #include <utility>
 
+#include "steps.hpp"
 #include "unicode.hpp"
 
 namespace dsbd {
@@ -101,7 +101,8 @@ Behavior behavior_in(const JsonObject& step, const std::string& name) {
         {"MergedWithPrevious", Behavior::merged_with_previous},
         {"MergedWithNext", Behavior::merged_with_next}};
     const std::string found = step.text(name);
-    for (const auto& [known, behavior] : behaviors) if (found == known) return behavior;
+    for (const auto& [known, behavior] : behaviors)
+        if (found == known) return behavior;
     step.refuse(name, "Isolated, Removed, Contiguous, MergedWithPrevious or MergedWithNext");
 }
 
@@ -158,8 +159,8 @@ const std::array<std::string, 256>& symbol_by_byte() {
         std::array<std::string, 256> found;
         char32_t other = 256;
         for (unsigned byte = 0; byte < 256; ++byte) {
-            const bool is_printable = (byte >= 0x21 && byte < 0x7F) ||
-                                      (byte >= 0xA1 && byte < 0xAD) || byte >= 0xAE;
+            const bool is_printable =
+                (byte >= 0x21 && byte < 0x7F) || (byte >= 0xA1 && byte < 0xAD) || byte >= 0xAE;
             append(found[byte], is_printable ? byte : other++);
         }
         return found;

@@ -1,3 +1,4 @@
+// Patterns of tokenizer.json, translated to PCRE2 or refused.
 #include "regex.hpp"
 
 #include <algorithm>
@@ -15,8 +16,8 @@
 #include "unicode.hpp"
 #include "unicode_tables.hpp"
 
-// Patterns are interpreted. PCRE2 calls these functions for patterns compiled to machine code alone;
-// defined here, they keep that compiler (240 kB) of a static PCRE2 out of the library.
+// Patterns are interpreted. PCRE2 calls these functions for patterns compiled to machine code
+// alone; defined here, they keep that compiler (240 kB) of a static PCRE2 out of the library.
 #define NEVER_CALLED extern "C" __attribute__((weak, visibility("hidden")))
 NEVER_CALLED int _pcre2_jit_check_exec_8() { return 0; }
 NEVER_CALLED void _pcre2_jit_free_8(void*, void*) {}
@@ -31,8 +32,8 @@ namespace {
 
 // Oniguruma's \s: PCRE2's has U+180E as well.
 constexpr std::string_view space_class = "\\t-\\r\\x{85}\\p{Z}";
-const std::set<std::string_view> categories{"L", "Lu", "Ll", "Lt", "Lm", "Lo", "M",
-                                            "N", "Nd", "P",  "S",  "Z"};
+const std::set<std::string_view> categories{"L", "Lu", "Ll", "Lt", "Lm", "Lo",
+                                            "M", "N",  "Nd", "P",  "S",  "Z"};
 
 /// Return the members of a class that are characters of a category, the later ones included.
 std::string category_class(std::string_view category) {
@@ -120,7 +121,8 @@ private:
         const std::size_t end = pattern_.find('}', at_);
         const std::string_view count =
             end == std::string_view::npos ? rest() : pattern_.substr(at_, end + 1 - at_);
-        const std::size_t num_digits = std::min(count.find_first_not_of("0123456789", 1), count.size());
+        const std::size_t num_digits =
+            std::min(count.find_first_not_of("0123456789", 1), count.size());
         const bool is_count = end != std::string_view::npos && num_digits > 1 &&
                               count.find_first_not_of("0123456789,", 1) == count.size() - 1 &&
                               std::count(count.begin(), count.end(), ',') <= 1;

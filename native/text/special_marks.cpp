@@ -1,3 +1,4 @@
+// Marks of special tokens in stop strings, and in text.
 #include "special_marks.hpp"
 
 #include <algorithm>

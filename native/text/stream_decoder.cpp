@@ -1,3 +1,4 @@
+// The text of new tokens, as soon as no later token can change it.
 #include "stream_decoder.hpp"
 
 #include <algorithm>
@@ -70,7 +71,8 @@ std::string TextWindow::text_after_given(TokenIds run) const {
 
 std::string TextWindow::push(TokenIds token_ids) {
     const std::size_t num_before = tokens_.size();
-    for (const std::int64_t token : token_ids) if (tokenizer_->adds_text(token)) add(token);
+    for (const std::int64_t token : token_ids)
+        if (tokenizer_->adds_text(token)) add(token);
     return tokens_.size() == num_before ? "" : give_text();
 }
 
@@ -132,9 +134,9 @@ std::string TextWindow::give_text() {
     std::string piece = characters(text, num_given_, num_given);
     num_given_ = num_given;
     if (tokens_.size() > most_tokens) {
-        tokens_ = !invalid_.empty() ? invalid_
-                                    : std::vector<std::int64_t>(tokens_.end() - num_context,
-                                                                tokens_.end());
+        tokens_ = !invalid_.empty()
+                      ? invalid_
+                      : std::vector<std::int64_t>(tokens_.end() - num_context, tokens_.end());
         num_given_ = num_characters(tokenizer_->decode(tokens_)) - num_held_;
     }
     return piece;

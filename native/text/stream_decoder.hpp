@@ -59,11 +59,11 @@ private:
     void give_characters_of_run();
 
     const Tokenizer* tokenizer_;
-    std::vector<std::int64_t> tokens_;   // the last ones before `run_`
-    std::size_t num_given_ = 0;          // characters of the text of `tokens_` that were returned
-    std::size_t num_held_ = 0;           // characters after those: they can still change
-    std::vector<std::int64_t> run_;      // byte tokens at the end that are UTF-8 so far
-    std::string unfinished_;             // the last bytes of `run_`, where they begin a character
+    std::vector<std::int64_t> tokens_;  // the last ones before `run_`
+    std::size_t num_given_ = 0;  // characters of the text of `tokens_` that were returned
+    std::size_t num_held_ = 0;  // characters after those: they can still change
+    std::vector<std::int64_t> run_;  // byte tokens at the end that are UTF-8 so far
+    std::string unfinished_;  // the last bytes of `run_`, where they begin a character
     std::vector<std::int64_t> invalid_;  // those that made the run at the end of `tokens_` invalid
 };
 

@@ -1,3 +1,4 @@
+// The checks of a bundle's text, run one after another.
 #include "text_checks.hpp"
 
 #include <algorithm>

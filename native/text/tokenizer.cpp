@@ -1,3 +1,4 @@
+// The steps of a tokenizer: added tokens, normalizer, words, model, special tokens.
 #include "tokenizer.hpp"
 
 #include <algorithm>
@@ -80,7 +81,9 @@ std::int64_t id_of_code(const std::string& code, const IdByCode& id_by_code) {
 
 struct Tokenizer::TextOut {
     TextOut(const JsonObject& json, const Ids& ids, const Normalizer* normalizer)
-        : vocabulary(json.object("model"), ids), added(json, vocabulary, normalizer), decoder(json) {}
+        : vocabulary(json.object("model"), ids),
+          added(json, vocabulary, normalizer),
+          decoder(json) {}
 
     /// Return a token as the decoder gets it, nullptr for an unknown id.
     const std::string* spelling_of(std::int64_t id) const {
@@ -102,8 +105,9 @@ struct Tokenizer::TextIn {
         json.skip({"truncation", "padding"});
         json.check_all_read();
         if (pre_tokenizer.asks_for_start() && !normalizer->keeps_start()) {
-            json.refuse("pre_tokenizer", "no prepend_scheme first after a normalizer that may "
-                                           "drop the beginning of a text");
+            json.refuse("pre_tokenizer",
+                        "no prepend_scheme first after a normalizer that may "
+                        "drop the beginning of a text");
         }
     }
 
@@ -113,13 +117,14 @@ struct Tokenizer::TextIn {
     std::unique_ptr<const WordModel> model;
 };
 
-Tokenizer::Tokenizer(const std::filesystem::path& folder,
-                     std::optional<std::int64_t> bos_token_id, const std::string& name) {
+Tokenizer::Tokenizer(const std::filesystem::path& folder, std::optional<std::int64_t> bos_token_id,
+                     const std::string& name) {
     const std::filesystem::path file = folder / name;
     Ids ids;
     Json content = content_of(file, ids);
     if (name == SOURCE_TOKENIZER_FILE) id_by_code_ = take_codes(content, file.string());
-    const JsonObject json(content, file.string(), "use the C library or callbacks for this tokenizer");
+    const JsonObject json(content, file.string(),
+                          "use the C library or callbacks for this tokenizer");
     auto [normalizer, refusal] = normalizer_of(json);
     out_ = std::make_unique<TextOut>(json, ids, normalizer.get());
     if (normalizer == nullptr) {
@@ -195,7 +200,8 @@ const TextJoints& Tokenizer::joints() const { return out_->decoder.joints(); }
 
 std::string Tokenizer::piece(std::int64_t token_id) const {
     const AddedToken* added = out_->added.find(token_id);
-    const std::string* token = added == nullptr ? out_->vocabulary.token_of(token_id) : &added->content;
+    const std::string* token =
+        added == nullptr ? out_->vocabulary.token_of(token_id) : &added->content;
     return token == nullptr ? "" : *token;
 }
 
@@ -215,8 +221,8 @@ bool Tokenizer::adds_text(std::int64_t token_id) const {
     const std::int64_t around[] = {letter_, token_id, letter_};
     const std::int64_t letters[] = {letter_, letter_};
     const std::string one = decode({letters, 1});
-    const bool adds = decode({ids, 2}) != one || decode({ids + 1, 2}) != one ||
-                      decode(around) != decode(letters);
+    const bool adds =
+        decode({ids, 2}) != one || decode({ids + 1, 2}) != one || decode(around) != decode(letters);
     if (index < adds_text_.size()) adds_text_[index] = adds ? 2 : 1;
     return adds;
 }

@@ -1,3 +1,4 @@
+// Tables of characters, and what is looked up in them.
 #include "unicode.hpp"
 
 #include <algorithm>
@@ -20,7 +21,10 @@ Scan scanned(std::string_view bytes, std::size_t begin) {
     if (first < 0x80) {
         return {1, true, false};
     }
-    const std::size_t width = first < 0xC2 || first > 0xF4 ? 0 : first < 0xE0 ? 2 : first < 0xF0 ? 3 : 4;
+    const std::size_t width = first < 0xC2 || first > 0xF4 ? 0
+                              : first < 0xE0               ? 2
+                              : first < 0xF0               ? 3
+                                                           : 4;
     // Longer forms than needed, surrogates and code points above U+10FFFF are no characters.
     unsigned low = first == 0xE0 ? 0xA0 : first == 0xF0 ? 0x90 : 0x80;
     unsigned high = first == 0xED ? 0x9F : first == 0xF4 ? 0x8F : 0xBF;
@@ -107,7 +111,8 @@ utf8proc_category_t category(char32_t code) {
 /// Return the range that has a character, nullptr without one. Ranges of a table are few.
 template <class Range, std::size_t size>
 const Range* range_of(char32_t code, const Range (&ranges)[size]) {
-    for (const Range& range : ranges) if (code >= range.first && code <= range.last) return &range;
+    for (const Range& range : ranges)
+        if (code >= range.first && code <= range.last) return &range;
     return nullptr;
 }
 
@@ -202,9 +207,9 @@ namespace {
 /// Return the lower case of a character that has one since 15.0, 0 for every other.
 char32_t later_lower_case(char32_t code) {
     constexpr std::pair<CodeRange, char32_t> lowered[] = {
-        {{0x1C89, 0x1C89}, 0x1C8A}, {{0xA7CB, 0xA7CB}, 0x264},  {{0xA7CC, 0xA7CC}, 0xA7CD},
-        {{0xA7CE, 0xA7CE}, 0xA7CF}, {{0xA7D2, 0xA7D2}, 0xA7D3}, {{0xA7D4, 0xA7D4}, 0xA7D5},
-        {{0xA7DA, 0xA7DA}, 0xA7DB}, {{0xA7DC, 0xA7DC}, 0x19B},  {{0x10D50, 0x10D65}, 0x10D70},
+        {{0x1C89, 0x1C89}, 0x1C8A},   {{0xA7CB, 0xA7CB}, 0x264},  {{0xA7CC, 0xA7CC}, 0xA7CD},
+        {{0xA7CE, 0xA7CE}, 0xA7CF},   {{0xA7D2, 0xA7D2}, 0xA7D3}, {{0xA7D4, 0xA7D4}, 0xA7D5},
+        {{0xA7DA, 0xA7DA}, 0xA7DB},   {{0xA7DC, 0xA7DC}, 0x19B},  {{0x10D50, 0x10D65}, 0x10D70},
         {{0x16EA0, 0x16EB8}, 0x16EBB}};
     for (const auto& [range, first] : lowered) {
         if (code >= range.first && code <= range.last) return first + (code - range.first);
@@ -222,8 +227,8 @@ std::string lower_case(std::string_view text) {
         } else if (code == 0x130) {  // the only character whose lower case is two
             lowered += "i\xCC\x87";
         } else {
-            append(lowered, static_cast<char32_t>(
-                                utf8proc_tolower(static_cast<utf8proc_int32_t>(code))));
+            append(lowered,
+                   static_cast<char32_t>(utf8proc_tolower(static_cast<utf8proc_int32_t>(code))));
         }
     });
     return lowered;
@@ -238,9 +243,8 @@ std::string normal_form_of_known(std::string_view text, NormalForm form) {
         UTF8PROC_STABLE | (composes ? UTF8PROC_COMPOSE : UTF8PROC_DECOMPOSE) |
         (is_compatible ? UTF8PROC_COMPAT : 0));
     utf8proc_uint8_t* found = nullptr;
-    const auto length =
-        utf8proc_map(reinterpret_cast<const utf8proc_uint8_t*>(text.data()),
-                     static_cast<utf8proc_ssize_t>(text.size()), &found, options);
+    const auto length = utf8proc_map(reinterpret_cast<const utf8proc_uint8_t*>(text.data()),
+                                     static_cast<utf8proc_ssize_t>(text.size()), &found, options);
     if (length < 0) {
         throw Error(std::string("a text cannot be normalized: ") + utf8proc_errmsg(length) +
                     "; give valid UTF-8 of less length");

@@ -1,3 +1,4 @@
+// Words to tokens, by BPE, WordPiece and Unigram.
 #include "word_model.hpp"
 
 #include <algorithm>

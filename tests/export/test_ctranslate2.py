@@ -20,7 +20,7 @@ import torch
 from transformers import MarianTokenizer
 
 import dsbd_ort
-from dsbd_export import opening
+from dsbd_export import locating
 from dsbd_export.checkpoints.checkpoint import quiet_libraries
 from dsbd_export.checkpoints.model_loading import load_model
 from dsbd_export.config import ExportConfig
@@ -161,7 +161,7 @@ def test_languages_are_tokens_of_the_tokenizer(write):
 
 @pytest.mark.parametrize("family", COPIED)
 def test_all_files_of_a_folder_are_downloaded_by_its_hub_id(family, write):
-    patterns = [*opening._HUB_FILES, *opening._HUB_OLD_WEIGHTS]
+    patterns = [*locating._HUB_FILES, *locating._HUB_OLD_WEIGHTS]
     for file in write(family).iterdir():
         assert any(fnmatch(file.name, pattern) for pattern in patterns), file.name
 

@@ -66,8 +66,8 @@ private:
         if (left() < FIXED || std::memcmp(at(), "\x93NUMPY\x01\x00", 8) != 0) {
             throw std::runtime_error("another version of .npy");
         }
-        const std::size_t size = static_cast<unsigned char>(at()[8]) +
-                                 256U * static_cast<unsigned char>(at()[9]);
+        const std::size_t size =
+            static_cast<unsigned char>(at()[8]) + 256U * static_cast<unsigned char>(at()[9]);
         place_ += FIXED;
         if (left() < size) throw std::runtime_error("its header is cut off");
         const std::string header(at(), size);
@@ -190,8 +190,8 @@ Constraint::State TokenTrie::advance(State state, std::int64_t token) const {
     const auto edge = std::ranges::lower_bound(found_in, token);
     if (edge == found_in.end() || *edge != token) {
         throw ConstraintError(name() + " has no token " + std::to_string(token) + " after node " +
-                    std::to_string(state) +
-                    "; a path advances by the tokens that are allowed there");
+                              std::to_string(state) +
+                              "; a path advances by the tokens that are allowed there");
     }
     return row_offsets_[at(state)] + (edge - found_in.begin()) + 1;
 }

@@ -40,8 +40,8 @@ private:
     End end_ = End::leaf;
     std::optional<Ints> checked_ends_;
     std::vector<std::int64_t> row_offsets_;  // (num_nodes + 1,) edges of node n begin here
-    std::vector<std::int32_t> tokens_;       // (num_nodes - 1,) of the edge to node e + 1
-    std::vector<std::uint8_t> is_end_;       // (num_nodes,)
+    std::vector<std::int32_t> tokens_;  // (num_nodes - 1,) of the edge to node e + 1
+    std::vector<std::uint8_t> is_end_;  // (num_nodes,)
 };
 
 }  // namespace dsbd

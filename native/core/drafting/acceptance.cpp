@@ -31,8 +31,8 @@ constexpr std::array<double, CONTEXT_SIZES.size()> AGREEMENT = {0.74, 0.87, 0.97
 constexpr double AGREEMENT_WEIGHT = 100.0;  // layers that the table counts for, for each size
 constexpr double AGREEMENT_MEMORY = 0.999;  // weight that the layers of a size keep after another
 constexpr double RATE_MEMORY = 0.9;  // weight that a rate of tokens keeps after another
-constexpr double GUESSED_LAYER = 0.6;         // of an iteration
-constexpr double LEAST_DISTURBANCE = 2e-5;    // seconds
+constexpr double GUESSED_LAYER = 0.6;  // of an iteration
+constexpr double LEAST_DISTURBANCE = 2e-5;  // seconds
 
 /// Half without a gap, more the wider the gap.
 const Bins FIRST_GUESS = [] {

@@ -20,10 +20,10 @@ struct DraftBudget {
     static constexpr int SHORT_ANSWER = 64;  // iterations
 
     double balance = SHARE * SHORT_ANSWER;  // negative after a draft that cost more than expected
-    double most = 3.0;     // of the balance, the prompt that the draft model reads included
+    double most = 3.0;  // of the balance, the prompt that the draft model reads included
     double share = SHARE;  // added by an iteration
-    double saved = 0.0;    // the shares since the last draft
-    double gained = 0.0;   // by drafts, beyond their cost, the latest counting most
+    double saved = 0.0;  // the shares since the last draft
+    double gained = 0.0;  // by drafts, beyond their cost, the latest counting most
     int num_prepaid = SHORT_ANSWER;  // iterations whose share is in the balance already
 
     /// Whether a draft may be made because it is expected to pay; else tries alone are made.
@@ -44,9 +44,9 @@ struct DraftBudget {
 
 /// Seconds of the loop itself, outside engine calls; the latest iterations count most.
 struct LoopCost {
-    double iteration = 2e-4;          // seconds without a draft
-    double layer = 0.6 * 2e-4;        // seconds that a drafted layer adds
-    std::int64_t num_plain = 0;       // iterations without a draft so far
+    double iteration = 2e-4;  // seconds without a draft
+    double layer = 0.6 * 2e-4;  // seconds that a drafted layer adds
+    std::int64_t num_plain = 0;  // iterations without a draft so far
     std::int64_t num_drafted = 0;
 
     /// Count an iteration; a disturbance counts at most four times what was expected.
@@ -88,20 +88,20 @@ public:
         return budgets[static_cast<std::size_t>(std::bit_width(num_sharers - 1))];
     }
 
-    bool is_measured = false;   // whether it began with a measured agreement
-    double level = 1.0;         // of the guess, before there are layers
+    bool is_measured = false;  // whether it began with a measured agreement
+    double level = 1.0;  // of the guess, before there are layers
     double level_weight = 3.0;  // accepted layers that it counts for, of all gaps
     // Of first layers, of later ones.
     std::array<Bins, 2> enough{}, seen{};  // accepted layers, all
     std::array<Bins, 2> rates{};  // the estimates made from them: a wider gap is never worse
     std::array<int, 2> num_new{1, 1};  // layers since `rates` were computed; 1: not yet
-    std::int64_t num_learned = 0;    // layers so far
-    double tokens = 0.0;             // expected from drafts
-    double calls = 0.0;       // the time that they took, in target calls of one row
+    std::int64_t num_learned = 0;  // layers so far
+    double tokens = 0.0;  // expected from drafts
+    double calls = 0.0;  // the time that they took, in target calls of one row
     double acceptance = 0.7;  // running mean of the estimate of chosen layers
-    double rows = 0.0;        // of their width
+    double rows = 0.0;  // of their width
     std::int64_t num_chosen = 0;  // layers in the running means
-    double answer_length = 0.0;   // running mean of the tokens of an answer; 0 before the first
+    double answer_length = 0.0;  // running mean of the tokens of an answer; 0 before the first
     // First layers by size of the draft's context: all, those accepted at their narrowest.
     std::array<double, CONTEXT_SIZES.size()> first_layers{}, agreed{};
     LoopCost loop;

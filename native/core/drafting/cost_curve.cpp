@@ -176,7 +176,8 @@ void observe_call(Costs& costs, std::span<EngineCall* const> calls, double secon
                   const ForwardResult& result) {
     const bool is_draft = calls.front()->role == Role::draft;
     if (result.source_tokens) {
-        if (is_draft) costs.observe(CostKind::source, result.source_tokens, result.source_own_seconds);
+        if (is_draft)
+            costs.observe(CostKind::source, result.source_tokens, result.source_own_seconds);
         seconds -= result.source_seconds;
     }
     std::size_t num_rows = 0;
@@ -190,7 +191,8 @@ void observe_call(Costs& costs, std::span<EngineCall* const> calls, double secon
 void learn_from_first_calls(Costs& costs, Engine& draft, const Clock& clock,
                             std::shared_ptr<const Source> source) {
     for (std::size_t num_rows : FIRST_CALLS) {
-        if (const std::size_t most = draft.spec().context_length) num_rows = std::min(num_rows, most);
+        if (const std::size_t most = draft.spec().context_length)
+            num_rows = std::min(num_rows, most);
         draft.keep({});
         Forward forward;
         forward.token_ids.resize(num_rows);

@@ -142,7 +142,7 @@ public:
     double draft(std::size_t num_rows) const { return draft_[std::min(num_rows, most_rows)]; }
 
     std::size_t num_sharers = 0;
-    double row = 0.0;            // seconds of a target call of one row that is not shared
+    double row = 0.0;  // seconds of a target call of one row that is not shared
     bool are_learned = false;
     std::size_t most_known = 0;  // rows of the largest target call whose cost is known well enough
                                  // for a draft

@@ -50,8 +50,8 @@ inline constexpr std::size_t MOST_FORCED_LAYERS = 4;
 
 /// A layer that is about to be drafted.
 struct LayerNeeds {
-    Nodes pending;             // (n,) nodes that the model has to compute for it, parents first
-    bool is_forced = false;    // the constraint leaves one token to every path that has not ended
+    Nodes pending;  // (n,) nodes that the model has to compute for it, parents first
+    bool is_forced = false;  // the constraint leaves one token to every path that has not ended
     std::size_t num_whole = 0;  // candidates of a layer of all that the constraint allows, else 0
 };
 

@@ -7,7 +7,7 @@ namespace dsbd {
 namespace {
 
 constexpr std::int64_t LEAST_LEFT = 32;  // tokens that follow after an answer of the usual length
-constexpr std::size_t UNPRICED = 256;    // size if the costs of calls are unknown
+constexpr std::size_t UNPRICED = 256;  // size if the costs of calls are unknown
 
 /// Return where a path of so many tokens begins for the draft: 1000 tokens, size 128: at 832.
 std::size_t start_of(std::size_t num_tokens, std::size_t size) {

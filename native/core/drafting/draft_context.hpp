@@ -13,10 +13,10 @@ bool reads_whole_path(const EngineSpec& draft, const SourcePointer& source);
 /// What a context depends on, of its request and its draft.
 struct ContextSettings {
     std::size_t size = WHOLE_CONTEXT;  // of DecodingConfig::draft_context
-    std::size_t most_tokens = 0;       // positions of the draft; 0: no limit
+    std::size_t most_tokens = 0;  // positions of the draft; 0: no limit
     std::optional<std::int64_t> begin_token = {};
     std::size_t num_prompt_tokens = 0, max_new_tokens = 0;
-    std::size_t most_layers = 0;          // of a draft
+    std::size_t most_layers = 0;  // of a draft
     const RequestCosts* costs = nullptr;  // null: unknown
 };
 
@@ -37,7 +37,8 @@ public:
 
     /// The first token that is read after the begin token; 0: the whole path is read.
     std::size_t start() const { return start_; }
-    /// Positions by which the draft's are lower: the start, less the row of a begin token before it.
+    /// Positions by which the draft's are lower: the start, less the row of a begin token before
+    /// it.
     std::size_t offset() const { return start_ - num_begin(); }
     /// Rows before the one of the start: that of a begin token.
     std::size_t num_begin() const { return num_begin(start_); }

@@ -77,9 +77,9 @@ private:
 
 /// Tokens that may follow a path.
 struct Proposals {
-    Ints tokens;             // (n,)
-    Floats log_probs;        // (n,)
-    double unlisted = 1.0;   // probability of all other tokens together
+    Ints tokens;  // (n,)
+    Floats log_probs;  // (n,)
+    double unlisted = 1.0;  // probability of all other tokens together
 };
 
 /// Next-token distributions by what followed before: in the prompt, the output and a pool.

@@ -18,7 +18,7 @@ constexpr std::int64_t FIRST_WITHOUT = 3;  // before a setting's first draft: th
 constexpr double LEAST_TRY = 0.16;  // that a try is charged at least when the next one is planned
 constexpr double LONGEST_REST = 16, LONGEST_HOPELESS_REST = 64;
 constexpr double LONGEST_FREE_REST = 7;  // if drafts cost no call: copies appear without notice
-constexpr std::size_t FEW_TOKENS = 32;   // tokens, of which an iteration is much
+constexpr std::size_t FEW_TOKENS = 32;  // tokens, of which an iteration is much
 constexpr double FIRST_TOKEN = 0.05;  // of the time until it: most that a draft may add
 constexpr double PROMPT_MARGIN = 2.0;  // expected savings over the price of the prompt
 constexpr std::size_t FIRST_ANSWER = 256;  // most tokens that are expected of a first answer
@@ -240,31 +240,31 @@ private:
     /// A drafted layer, for learning from it.
     struct Layer {
         Nodes nodes;  // the beams and draft beams it continues
-        Ints best;    // ids of its candidates
+        Ints best;  // ids of its candidates
         Floats gaps;  // (num_widths,) by width from `narrowest` on
         std::size_t narrowest = 0;
         bool is_forced = false;
     };
     /// The draft of the current iteration; times in seconds.
     struct Draft {
-        std::size_t limit = 0;       // most layers
-        bool may_call = false;       // whether the draft model may be called for them
-        double stake = 0.0;          // most that its layers may cost, each at its narrowest
-        double prompt = 0.0;         // to read the prompt and source, 0 once they are read
-        std::size_t num_left = 1;    // iterations that may share the cost of the prompt
-        std::size_t num_rows = 0;    // of the target call, with the layers that were chosen
+        std::size_t limit = 0;  // most layers
+        bool may_call = false;  // whether the draft model may be called for them
+        double stake = 0.0;  // most that its layers may cost, each at its narrowest
+        double prompt = 0.0;  // to read the prompt and source, 0 once they are read
+        std::size_t num_left = 1;  // iterations that may share the cost of the prompt
+        std::size_t num_rows = 0;  // of the target call, with the layers that were chosen
         std::size_t num_needed = 0;  // without them
-        double worth = 0.0;     // gain of further layers after those chosen, their calls included
-        bool may_try = false;   // the budget may buy a first layer that is not expected to pay
-        bool is_try = false;    // it does
-        double reach = 1.0;     // probability that all layers are accepted
+        double worth = 0.0;  // gain of further layers after those chosen, their calls included
+        bool may_try = false;  // the budget may buy a first layer that is not expected to pay
+        bool is_try = false;  // it does
+        double reach = 1.0;  // probability that all layers are accepted
         double expected = 1.0;  // tokens
         std::pair<std::size_t, double> next_call{0, 0.0};  // rows, seconds to read the prompt
         std::vector<std::pair<std::size_t, double>> called;
         std::vector<Layer> layers;
         std::size_t num_forced = 0;
         Floats parent_deficits;  // (num_beams,) of the last layer; empty: all are 0
-        double refused = 0.0;    // cost of a first layer that exceeds the budget
+        double refused = 0.0;  // cost of a first layer that exceeds the budget
     };
     /// A width, counted from the narrowest, its gain and that of the layers after it.
     struct Width {
@@ -319,7 +319,8 @@ private:
         if (prompt == 0.0 || estimator.num_learned || !estimator.is_measured) return true;
         const double speed =
             expected_speed(costs_, estimator, estimator.agreement(settings_.context_size()));
-        const double saved = static_cast<double>(expected_tokens(most_tokens)) * usual_ * (1.0 - 1.0 / speed);
+        const double saved =
+            static_cast<double>(expected_tokens(most_tokens)) * usual_ * (1.0 - 1.0 / speed);
         return saved >= PROMPT_MARGIN * prompt;
     }
 
@@ -479,7 +480,7 @@ private:
     std::size_t num_to_rest_ = 0, num_iterations_ = 0;
     bool has_begun_ = false;  // an iteration: not while the policy rests
     bool has_advance_ = false;  // whether an advance was asked for
-    bool may_call_ = false;     // whether the draft model may be called
+    bool may_call_ = false;  // whether the draft model may be called
     double began_ = 0.0;
     Draft now_;
     double layer_ = 0.0, usual_call_ = 0.0, usual_ = 0.0;  // seconds, as known now

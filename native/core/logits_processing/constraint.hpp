@@ -39,7 +39,8 @@ public:
     virtual bool has_ended(State state) const = 0;
     /// Whether every listed token ends the path: below it nothing is drafted.
     virtual bool ends_next(State) const { return false; }
-    /// Tokens of the longest path, with the end-of-sequence token that has to follow; none: unknown.
+    /// Tokens of the longest path, with the end-of-sequence token that has to follow; none:
+    /// unknown.
     virtual std::optional<std::size_t> most_tokens() const { return std::nullopt; }
 };
 

@@ -37,7 +37,8 @@ LogitsProcessor bias(std::span<const std::pair<std::int64_t, double>> bias_by_to
     return {process, [=](const Candidates&) { return raises; }};
 }
 
-/// Divide positive scores of tokens that prompt or path hold by the penalty, multiply negative ones.
+/// Divide positive scores of tokens that prompt or path hold by the penalty, multiply negative
+/// ones.
 ///
 /// Keskar et al. 2019 (CTRL), section 4.1.
 LogitsProcessor repetition_penalty(double penalty) {
@@ -89,8 +90,8 @@ private:
 
 /// Forbid the token that would make an n-gram which prompt and path hold already.
 ///
-/// The tokens after each (n-1)-gram of the shared ones are kept in a table; the own tokens of a path
-/// are few, and searched.
+/// The tokens after each (n-1)-gram of the shared ones are kept in a table; the own tokens of a
+/// path are few, and searched.
 LogitsProcessor no_repeat_ngram(std::size_t size) {
     return {[size, known = NextTokens(size)](Scores scores, const Candidates& candidates) mutable {
         const PathTokens& paths = candidates.paths;
@@ -146,9 +147,9 @@ LogitsProcessor forced_token(std::int64_t token, std::size_t num_tokens) {
 
 /// Whisper's rules for times, which are the tokens after `<|notimestamps|>`.
 ///
-/// They come in pairs, except the first of a path and one before its end, and never decrease; a path
-/// begins with one. If all times together are more probable than the most probable other token, one
-/// of them follows (Radford et al. 2022, section 3.8 and their code).
+/// They come in pairs, except the first of a path and one before its end, and never decrease; a
+/// path begins with one. If all times together are more probable than the most probable other
+/// token, one of them follows (Radford et al. 2022, section 3.8 and their code).
 class Timestamps {
 public:
     explicit Timestamps(const DecodingConfig& config)
@@ -178,8 +179,8 @@ private:
             std::ranges::fill(between(candidates, scores, begin, end), LOG_ZERO);
         };
         ban(first_ - 1, first_);
-        const Ints new_tokens = candidates.paths.tail(
-            candidates.node, candidates.paths.num_new(candidates.node));
+        const Ints new_tokens =
+            candidates.paths.tail(candidates.node, candidates.paths.num_new(candidates.node));
         if (new_tokens.empty()) {
             ban(0, first_);
             if (stop_) ban(*stop_, std::nullopt);
@@ -212,8 +213,7 @@ private:
         exp_of(terms.data(), terms.size(), terms.data());
         const double together = largest + std::log(pairwise_sum(terms));
         const Scores before = between(candidates, scores, 0, first_);
-        const Scores after =
-            stop_ ? between(candidates, scores, *stop_, std::nullopt) : Scores();
+        const Scores after = stop_ ? between(candidates, scores, *stop_, std::nullopt) : Scores();
         if (!(together > std::max(largest_of(before), largest_of(after)))) return;
         std::ranges::fill(before, LOG_ZERO);
         std::ranges::fill(after, LOG_ZERO);

@@ -156,7 +156,8 @@ void RequestProcessing::append_processed(IntSpan tokens, TokenDistributions& kno
     if (warp_.top_k) {
         static thread_local Columns best;
         largest_columns(FloatSpan(scores_), warp_.top_k, best);
-        std::ranges::stable_sort(best, std::greater<>(), [&](std::uint32_t i) { return scores_[i]; });
+        std::ranges::stable_sort(best, std::greater<>(),
+                                 [&](std::uint32_t i) { return scores_[i]; });
         reorder(scores_, best);
         reorder(raw_, best);
         Ints chosen;
@@ -180,9 +181,9 @@ AllowedAfter RequestProcessing::allowed_after(std::int64_t node) const {
     const auto [lowest, highest] = std::ranges::minmax(found.tokens);
     if (lowest < 0 || at(highest) >= vocab_size()) {
         throw ConstraintError(constraint_->constraint.name() + " allows token ids from " +
-                    std::to_string(lowest) + " to " + std::to_string(highest) +
-                    "; expected 0 to " + std::to_string(vocab_size() - 1) +
-                    ", the target's vocabulary");
+                              std::to_string(lowest) + " to " + std::to_string(highest) +
+                              "; expected 0 to " + std::to_string(vocab_size() - 1) +
+                              ", the target's vocabulary");
     }
     return found;
 }
@@ -209,10 +210,11 @@ void RequestProcessing::process(std::int64_t node, IntSpan tokens, std::span<dou
 void RequestProcessing::check_continues(IntSpan nodes, std::size_t num_candidates) const {
     for (const auto node : nodes) {
         if (!constraint_ || AllowedAfter::after(node, &*constraint_).count()) continue;
-        throw ConstraintError(constraint_->constraint.name() +
-                    " neither accepts nor continues the new tokens " + new_tokens(node) +
-                    "; expected a token that may follow, or an end-of-sequence id where it "
-                    "accepts: change one of them");
+        throw ConstraintError(
+            constraint_->constraint.name() + " neither accepts nor continues the new tokens " +
+            new_tokens(node) +
+            "; expected a token that may follow, or an end-of-sequence id where it "
+            "accepts: change one of them");
     }
     if (num_candidates) return;
     throw ConstraintError(

@@ -8,8 +8,8 @@
 #include "distribution.hpp"
 #include "logits_processing/allowed_after.hpp"
 #include "logits_processing/candidates.hpp"
-#include "logits_processing/processors.hpp"
 #include "logits_processing/path_states.hpp"
+#include "logits_processing/processors.hpp"
 #include "numbers.hpp"
 #include "warp.hpp"
 
@@ -37,8 +37,8 @@ public:
     AllowedAfter allowed_after(std::int64_t node) const;
     /// Return whether a path surely ends with its next token; `allowed`: of its node.
     bool ends_next(std::int64_t node, const AllowedAfter& allowed) const;
-    /// Turn log-probabilities of a draft without a model, (n,), of distinct tokens after a node, into
-    /// processed ones, -inf if a token is forbidden.
+    /// Turn log-probabilities of a draft without a model, (n,), of distinct tokens after a node,
+    /// into processed ones, -inf if a token is forbidden.
     void process(std::int64_t node, IntSpan tokens, std::span<double> log_probs);
     /// Error: nothing may follow one of `nodes`, or any beam.
     void check_continues(IntSpan nodes, std::size_t num_candidates) const;

@@ -4,8 +4,8 @@
 // for each row; "parent_features" names earlier forwards, those of ROLE "both" by their number. The
 // answer has the bits of every float as whole numbers. {"keep": [0, 1]}, {"full": row}: the
 // full logits of the last forward. With ROLE "both" a line has its own "role". Of an
-// encoder-decoder a forward has "sources", lists of tokens, and "source_of_row"; {"release": tokens}
-// gives one up.
+// encoder-decoder a forward has "sources", lists of tokens, and "source_of_row"; {"release":
+// tokens} gives one up.
 #include <bit>
 #include <cstdint>
 #include <iostream>

@@ -1,4 +1,5 @@
-// requests_test BUNDLE: decode the requests of each line of stdin together; a line of JSON for each.
+// requests_test BUNDLE: decode the requests of each line of stdin together; a line of JSON for
+// each.
 //
 // A line is a list of requests: {"prompt" or "ids", "options", "preempts"}; preempts: whether the
 // rows are dropped before each of the first engine calls. All are prepared, then those that are
