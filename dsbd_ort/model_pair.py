@@ -28,9 +28,9 @@ from dsbd_runtime.loading import load_causal_lm, load_pair
 from dsbd_runtime.parts.source.sources import Sources
 
 MOST_ESTIMATORS = 64
-"""Settings (strategy, width, warping) for which draft_policy "throughput" stores how often drafts
-were accepted; the least recently used are dropped, and learned anew."""
-_TOGETHER = 8  # requests of a list that share the engine calls
+"""Number of settings (strategy, width, warping) for which draft_policy "throughput" stores how
+often drafts were accepted. The least recently used setting is dropped, and learned again."""
+_TOGETHER = 8  # how many requests of a list share the engine calls
 
 
 class BusyError(DsbdError):
@@ -110,7 +110,7 @@ def loaded_pair(bundle: Bundle, options: PipelineOptions) -> tuple[CausalLM, Cau
 
 
 def learned_costs(bundle: Bundle, draft: CausalLM | None) -> LearnedCosts:
-    """Return the costs of a pair, which requests refine; drafts of no text are not called."""
+    """Return the costs of a pair, which requests refine; calls the draft if it reads text."""
     costs = LearnedCosts(
         bundle.num_bytes("target"), bundle.num_bytes("draft"), bundle.num_encoder_bytes("draft")
     )
@@ -127,7 +127,7 @@ def learned_costs(bundle: Bundle, draft: CausalLM | None) -> LearnedCosts:
 class ModelPair:
     """The opened engines of a bundle, used by one request, list or service at a time.
 
-    target, draft: the engines; draft None without one.
+    target, draft: the engines; draft is None if the bundle has no draft.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class ModelPair:
         options: PipelineOptions,
         costs: Costs | None,
     ) -> None:
-        """Take opened engines; ``costs`` None are learned."""
+        """Take opened engines. ``costs`` None: learn them."""
         self.target, self.draft = target, draft
         self._draft_entry = bundle.manifest.draft
         self._costs = costs or learned_costs(bundle, draft)
@@ -149,7 +149,7 @@ class ModelPair:
 
     @property
     def costs(self) -> Costs:
-        """The costs of engine calls, which requests learn; setting others empties the caches."""
+        """The costs of engine calls, which requests refine; setting them empties the caches."""
         return self._costs
 
     @costs.setter
@@ -169,11 +169,11 @@ class ModelPair:
                 model.close()
 
     def check(self, request: DecodingRequest) -> None:
-        """Raise DecodingError for a request that these engines cannot decode; none is called."""
+        """Raise DecodingError for a request that these engines cannot decode; calls no engine."""
         check_decodable(request, self.target.spec, self.draft.spec if self.draft else None)
 
     def new_decoder(self, max_rows: int | None = None) -> Decoder:
-        """Return a decoder on the engines, whose caches are empty and used for nothing else."""
+        """Return a decoder on the engines; their caches must be empty and otherwise unused."""
         return new_decoder(
             self.target,
             self.draft,
@@ -225,7 +225,7 @@ class ModelPair:
 
     @contextlib.contextmanager
     def held_source(self, source: Source) -> Iterator[None]:
-        """Keep a source in the engines while requests for it, of any thread, follow one another."""
+        """Keep a source in the engines while several requests, of any thread, read it in turn."""
         with contextlib.ExitStack() as held:
             for model in self._models:
                 for sources in model.parts_of(Sources):
@@ -245,8 +245,8 @@ class ModelPair:
             return [result_of(self.iterations(requests[0]))]
         with self.engines(), self._failures_cleaned_up():
             planned = [self.planned(request) for request in requests]
-            found = decoded_together(self._decoder, planned, _TOGETHER)
-            return [self.with_peak(each) for each in found]
+            results = decoded_together(self._decoder, planned, _TOGETHER)
+            return [self.with_peak(each) for each in results]
 
     def with_peak(self, result: DecodeResult) -> DecodeResult:
         """Return a decoding result with the peak memory of all caches."""
@@ -260,6 +260,6 @@ class ModelPair:
         self._decoder.keep_for(request)
         for model in self._models:
             if request is None:
-                model.keep(np.arange(0))  # also frees what it keeps of sources
+                model.keep(np.arange(0))  # also frees the encoder outputs of sources
             model.shrink()
             model.reset_peak()

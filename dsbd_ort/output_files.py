@@ -1,4 +1,4 @@
-"""Output files that are written whole, at once: never by two processes into one another."""
+"""Output files that are written at once, so that two processes never mix their texts."""
 
 import contextlib
 import errno
@@ -10,7 +10,7 @@ from filelock import lock_descriptor
 
 
 def write_whole(file: Path, content: str | bytes) -> None:
-    """Write a text or bytes in place of what the file holds, whichever link it is reached by.
+    """Replace a file's content by a text or bytes; links to the file stay valid.
 
     A regular file is locked meanwhile. OSError: it cannot be written, or is locked.
     """
@@ -18,7 +18,7 @@ def write_whole(file: Path, content: str | bytes) -> None:
     with open(descriptor, "wb") as opened:
         if stat.S_ISREG(os.fstat(descriptor).st_mode):
             is_ours = True
-            with contextlib.suppress(OSError):  # no locks here: two are unlikely to meet
+            with contextlib.suppress(OSError):  # no locks on this file system: a rare conflict
                 is_ours = lock_descriptor(descriptor, blocking=False)
             if not is_ours:
                 raise BlockingIOError(errno.EAGAIN, "another process is writing to it")

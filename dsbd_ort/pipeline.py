@@ -55,7 +55,7 @@ class Pipeline(BundleRequests):
     A request holds it from start to end (a stream until it is read to the end or closed) while
     those of other threads wait. Each request returns what it would return alone.
 
-    models: the engines, which decode what the methods of BundleRequests make.
+    models: the engines. They decode the requests that the methods of BundleRequests make.
     """
 
     def __init__(
@@ -67,10 +67,10 @@ class Pipeline(BundleRequests):
         options: PipelineOptions,
         costs: Costs | None = None,
     ) -> None:
-        """Take the opened parts; ``from_bundle`` opens them; ``costs`` None are learned."""
+        """Take the opened parts (``from_bundle`` opens them). ``costs`` None: learn them."""
         super().__init__(bundle, options, has_draft=draft is not None)
         if options.loop == "auto" and (self.transcribes or self.media is not None):
-            # The core knows too few of the requests, and the loops would take turns.
+            # The core cannot run most of these requests, so the two loops would alternate.
             options = dataclasses.replace(options, loop="python")
         self.models = ModelPair(bundle, target, draft, options, costs)
 
@@ -113,8 +113,8 @@ class Pipeline(BundleRequests):
     ) -> GenerationResult:
         """Translate a text by an encoder-decoder; further keyword arguments as for ``generate``.
 
-        src_lang, tgt_lang: names of languages as the model has them, such as "eng_Latn"; None for
-        those that its tokenizer and its generation_config.json say.
+        src_lang, tgt_lang: names of languages in the model's spelling, such as "eng_Latn". None:
+        the languages of its tokenizer and its generation_config.json.
 
         Raises the errors of ``generate``, and InputError for a model without such languages.
         """
@@ -134,20 +134,20 @@ class Pipeline(BundleRequests):
         on_segment: Callable[[Segment], None] | None = None,
         **options: Unpack[SpeechOptions],
     ) -> Transcript:
-        """Return the text of an audio by a speech model.
+        """Return the transcript of an audio; the bundle must hold a speech model.
 
         Args:
             audio: samples, (n,) floats at the model's rate, 16 kHz, or a path, the bytes of a file,
                 or a file opened for bytes.
-            on_segment: is called with every segment as soon as it is known.
-            options: see ``SpeechOptions``; further ones are fields of DecodingConfig.
+            on_segment: called with every segment as soon as it is decoded.
+            options: see ``SpeechOptions``; further keywords are fields of DecodingConfig.
 
         Raises:
-            InputError: the bundle is of no speech model, or the audio or an option is invalid.
+            InputError: the bundle has no speech model, or the audio or an option is invalid.
             DecodingError, CapacityError, BusyError, EngineError: as ``generate``.
         """
-        found: Transcript = wing("speech").transcribe(self, audio, on_segment, options)
-        return found
+        transcript: Transcript = wing("speech").transcribe(self, audio, on_segment, options)
+        return transcript
 
     @overload
     def generate(
@@ -178,23 +178,23 @@ class Pipeline(BundleRequests):
         trace: TraceRecorder | None = None,
         **options: Unpack[DecodingOptions],
     ) -> GenerationResult | list[GenerationResult]:
-        """Continue a prompt, or answer a source by an encoder-decoder, whose prompt it is.
+        """Continue a prompt. For an encoder-decoder the prompt is the source, which it answers.
 
         Further keyword arguments are the fields of ``DecodingOptions``.
 
-        A list of prompts gives a list of results, each that of its prompt alone; they share the
-        engine calls, and the cache as far as they begin alike.
+        A list of prompts gives a list of results. Each result is the one that its prompt would get
+        alone. The prompts share the engine calls, and the cache rows of a common beginning.
 
         Args:
             prompt: text or token ids, a conversation (see ``chat_prompt``), or a list of texts or
                 of lists of token ids.
             source: another name of the prompt, for encoder-decoders only.
-            config: instead of keyword arguments, used unchanged, except that ``eos_token_id`` and
-                ``seed`` None are filled in as for keywords.
+            config: instead of keyword arguments. Used unchanged, except that ``eos_token_id`` None
+                and ``seed`` None are filled in as for keywords.
             trace: records every iteration; usually a ``RequestTrace``.
-            options: see DecodingOptions. For options that are left out, and ``eos_token_id`` None,
-                the model's defaults are used (``ModelDefaults``), as far as they fit the context.
-                ``seed`` None is a random one, which the result reports.
+            options: see DecodingOptions. Options that are left out, and ``eos_token_id`` None, get
+                the model's defaults (``ModelDefaults``); lengths are cut to the context. ``seed``
+                None draws a random seed, which the result reports.
 
         Raises:
             DecodingError: the options or the prompt are invalid.
@@ -233,9 +233,9 @@ class Pipeline(BundleRequests):
     ) -> Generator[StreamPiece, None, GenerationResult]:
         """Stream the continuation of a prompt: yield final tokens and text, return the result.
 
-        Every iteration yields one piece, empty while the live beams disagree, so that a caller may
-        stop between iterations; the last piece holds the rest of the best sequence. The texts
-        together are the text of that sequence. See ``generate`` for arguments and errors.
+        Every iteration yields one piece, so that a caller may stop between iterations. A piece is
+        empty while the live beams disagree; the last piece holds the rest of the best sequence. The
+        texts together are the text of that sequence. See ``generate`` for arguments and errors.
         """
         request = self.prepare(prompt, given_options(config, options), trace=trace)
         texts = self.text_stream(request)

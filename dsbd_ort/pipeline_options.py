@@ -15,7 +15,7 @@ from dsbd_runtime.engine.settings import EngineSettings
 
 @dataclass(frozen=True)
 class _Name:
-    """Domain: a text; with ``is_path`` a path of a folder, stored as a text."""
+    """Domain of texts; with ``is_path``, of folder paths, which are stored as texts."""
 
     expected: str
     is_path: bool = False
@@ -32,7 +32,7 @@ def _may_name_a_file(text: str) -> bool:
         os.stat(text)
     except (FileNotFoundError, NotADirectoryError, PermissionError):
         return True
-    except (OSError, ValueError):  # too long, or with characters that no name has
+    except (OSError, ValueError):  # too long, or with characters that no file name may have
         return False
     return True
 
@@ -41,7 +41,7 @@ _PROVIDER = _Name("a text such as 'cpu'")
 _BOOL = OneOf((False, True))
 _MOST = 2**31 - 1
 SERVER_NGRAM_POOL = 0
-"""A server's default: how fast a draft is accepted would tell a client the texts of others."""
+"""A server's default: the speed of accepted drafts would reveal other clients' texts."""
 _DOMAINS: dict[str, Domain] = {
     "provider": _PROVIDER,
     "draft_provider": _PROVIDER,
@@ -60,24 +60,24 @@ _DOMAINS: dict[str, Domain] = {
 
 @dataclass(frozen=True, kw_only=True)
 class PipelineOptions(EngineSettings):
-    """How a bundle is opened: the keywords of ``Pipeline.from_bundle``, the fields of C's settings.
+    """How a bundle is opened: keywords of ``Pipeline.from_bundle``, fields of the C API's settings.
 
     Attributes:
         provider: an execution provider of the table in docs/gpu.md; "cuda:1" is the second GPU.
-        draft_provider: the provider of the draft; None means that of the target.
+        draft_provider: the draft's provider; None means the target's.
         verify: also check the hash of every file.
         prefix_cache: keep cache rows between requests, so that only the part of a prompt after the
             common prefix is computed.
         generation_config: take the options that a request leaves out from the bundle's
             generation_config.json.
-        chat_defaults: requests are chats. If neither they nor generation_config.json say how to
-            sample: temperature 0.7 and top_p 0.9; answers as long as the context holds, up to 2,048
-            tokens.
-        ngram_pool: tokens of earlier requests' texts that the n-gram drafter searches as well; 0:
-            only those of the request itself.
-        loop: "python" decodes in numpy, "native" by the core in C++ (dsbd_ort_native), with the
-            same results; "auto" by the core where it is installed, except requests that it does
-            not know (docs/python.md).
+        chat_defaults: use defaults for chats: temperature 0.7 and top_p 0.9, unless the request or
+            generation_config.json says how to sample, and answers that fill the context, up to
+            2,048 tokens.
+        ngram_pool: number of tokens of earlier requests' texts that the n-gram drafter searches
+            too; 0: it searches only the request's text.
+        loop: "python" decodes in numpy, "native" with the C++ core (dsbd_ort_native); both give the
+            same results. "auto" uses the core if it is installed and supports the request
+            (docs/python.md).
     """
 
     provider: str = "cpu"
@@ -97,7 +97,7 @@ class PipelineOptions(EngineSettings):
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> PipelineOptions:
-        """Return the options of keyword arguments; an unknown name is a ConfigError."""
+        """Return the options that keyword arguments give; raise ConfigError for an unknown name."""
         if unknown := sorted(set(options) - set(_DOMAINS), key=str):
             close = did_you_mean(unknown[0], _DOMAINS)
             expected = close or f"; expected one of {', '.join(_DOMAINS)}"
@@ -106,7 +106,7 @@ class PipelineOptions(EngineSettings):
 
 
 class OpeningOptions(TypedDict, total=False):
-    """The fields of PipelineOptions as keyword arguments; see there."""
+    """The fields of PipelineOptions as keyword arguments; see PipelineOptions."""
 
     provider: str
     draft_provider: str | None

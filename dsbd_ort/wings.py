@@ -1,6 +1,6 @@
-"""The table of wings: packages that import the core, which imports them when they are first used.
+"""The table of wings: packages that the core imports only when they are first used.
 
-A wing registers here, and nowhere else in the core.
+A wing imports the core. It registers here, and nowhere else in the core.
 """
 
 import importlib

@@ -50,10 +50,10 @@ def result_or_raise(ending: Result | DsbdError | Cancelled) -> Result:
 class AsyncStream:
     """The stream pieces of a request, which is submitted with the first ``anext``.
 
-    ``aclose`` and the cancellation of the task that waits for a piece cancel the request.
+    ``aclose`` cancels the request, as does cancelling the task that waits for a piece.
 
     Attributes:
-        result: once the pieces have ended; None before.
+        result: the result of the request after its last piece; None before.
     """
 
     result: GenerationResult | None = None

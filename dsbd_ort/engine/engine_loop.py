@@ -49,7 +49,7 @@ class EngineLoop:
         self._thread = threading.Thread(target=self._run, name="dsbd-engines", daemon=True)
 
     def start(self) -> None:
-        """Start the thread and wait until it holds the engines; raises as ``ModelPair.engines``."""
+        """Start the thread and wait for the engines; raises the errors of ``ModelPair.engines``."""
         self._thread.start()
         self._has_started.wait()
         if self._start_error is not None:
@@ -65,7 +65,7 @@ class EngineLoop:
         return threading.current_thread() is self._thread
 
     def enqueue(self, request: LiveRequest) -> None:
-        """Add a request to the queue; raises as ``Scheduler.enqueue``, or if the loop ends."""
+        """Add a request to the queue; raises the errors of ``Scheduler.enqueue`` and ``call``."""
         with self._changed:
             self._check_is_open()
             self._scheduler.enqueue(request)
@@ -74,7 +74,7 @@ class EngineLoop:
     def call(self, work: Callable[[CausalLM], _Result]) -> _Result:
         """Return the result of ``work(target)``, run in the loop's thread between two iterations.
 
-        For another thread, which waits. If the work fails, the loop goes on.
+        Call it from another thread, which waits. If the work fails, the loop goes on.
         ServiceClosedError, EnginesEndedError: the loop has ended or is ending.
         """
         done: Future[_Result] = Future()
@@ -97,7 +97,7 @@ class EngineLoop:
     def close(self, *, drain: bool) -> None:
         """Reject new requests, finish or cancel the others, and end the thread.
 
-        In a callback, which runs in the thread itself, it returns before this is done.
+        Called in a callback, which runs in this thread, it returns before the thread has ended.
         """
         with self._changed:
             self._is_closing = True
@@ -133,7 +133,7 @@ class EngineLoop:
             self._has_started.set()
 
     def _iterate(self, decoder: Decoder) -> None:
-        """Run one iteration; afterwards no reference to a request, and so to a service, is left."""
+        """Run one iteration; return with no references to requests, which refer to a service."""
         request_by_member = {request.member: request for request in self._scheduler.running}
         for progress in decoder.iterate():
             self._deliver(decoder, request_by_member[progress.member], progress)
@@ -199,7 +199,7 @@ class EngineLoop:
             return
         try:
             piece, ending = self._as_events(request, progress.event)
-        except BaseException as error:  # of the tokenizer, at the text of this request
+        except BaseException as error:  # raised by the tokenizer for the text of this request
             decoder.leave(progress.member)
             piece, ending = None, _as_dsbd_error(error)
         if piece is not None:
@@ -250,7 +250,7 @@ class EngineLoop:
 def _notify(request: LiveRequest, event: ServiceEvent) -> None:
     try:
         request.on_event(event)
-    except BaseException:  # of the caller's code; the other requests go on
+    except BaseException:  # raised by the caller's code; the other requests go on
         request.is_cancelled = True
         _log.exception("on_event of a request raised; the request is cancelled")
 

@@ -1,6 +1,6 @@
 """Limits of a service, and the bounds of every number in settings.
 
-A number of settings is finite and within the range of clocks, sockets and memory.
+Every number in settings is finite and within the range of clocks, sockets and memory.
 """
 
 from dataclasses import dataclass
@@ -44,11 +44,11 @@ class ServiceLimits:
 
     Attributes:
         max_requests: number of requests that run concurrently; they share the engine calls.
-        max_queued: number of requests that wait beyond those; one more is rejected.
+        max_queued: number of requests that may wait in addition; further ones are rejected.
         kv_bytes: memory of all engines' caches (while they grow, one buffer exists twice). None:
             enough for max_requests requests of 2,048 rows, and for one request of the whole
-            context. For engines with convolutions or recurrences it includes states and recent rows
-            of max_requests requests, of one path each; beams on different paths need more.
+            context. For engines with convolutions or recurrences it includes the states and recent
+            rows of max_requests requests with one path each; beams on different paths need more.
     """
 
     max_requests: int = 8
@@ -65,7 +65,7 @@ class ServiceLimits:
 def cache_rows(limits: ServiceLimits, bundle: Bundle) -> int:
     """Return the rows that each engine's cache may hold; InputError: ``kv_bytes`` is too small.
 
-    Caches grow in steps (``bucket_capacity``): the largest step within ``kv_bytes``.
+    Caches grow in steps (``bucket_capacity``); the result is the largest step within ``kv_bytes``.
     """
     if limits.kv_bytes is None:
         wanted = max(limits.max_requests * _DEFAULT_ROWS, 2 * bundle.context_length)

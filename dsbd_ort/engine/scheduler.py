@@ -38,7 +38,7 @@ class LiveRequest:
     texts: turns its iterations into stream pieces.
     most_rows: the most cache rows that it may need.
     wake: makes the engine loop look for cancelled requests.
-    member: of the decoder, from its beginning to its end; None before and after.
+    member: the request in the decoder, from its beginning to its end; None before and after.
     is_further: whether it is a second or later sample of an audio's window. The limit of the queue
         counts only the first sample.
     rows_reserved: cache rows that it was expected to need when it was last admitted.
@@ -61,7 +61,7 @@ class LiveRequest:
 
     @property
     def num_rows(self) -> int:
-        """Cache rows that it has, or had when it was preempted; before it begins, the prompt's."""
+        """Its cache rows now, or at its preemption; before it begins, the prompt's length."""
         return self.num_prompt_tokens if self.member is None else self.member.num_rows
 
     def cancel(self) -> None:
@@ -72,20 +72,23 @@ class LiveRequest:
 
 
 _FIRST_ANSWER_ROWS = 256.0
-"""Expected rows before any answer has ended, for up to ``_FEW_BEAMS`` beams; else in proportion."""
+"""Expected rows before any answer has ended, for ``_FEW_BEAMS`` beams or fewer.
+
+With more beams the number is in proportion to them.
+"""
 _FEW_BEAMS = 8
 _LEAST_ANSWER_ROWS = 64.0  # about the rows of an iteration
 _WEIGHT = 1 / 8  # of the last answer in the mean
 
 
 class AnswerRows:
-    """Running mean of the cache rows of ended answers, without prompts; later ones weigh more."""
+    """Running mean of the rows of ended answers, without prompts. Later answers weigh more."""
 
     def __init__(self, first: float = _FIRST_ANSWER_ROWS) -> None:
         self.mean = first
 
     def learn(self, num_rows: int, *, was_cut: bool) -> None:
-        """Update the mean by an answer; ``was_cut``: it reached its limit, not its end.
+        """Update the mean with an answer; ``was_cut``: it ended at its length limit.
 
         A cut answer with fewer rows than the mean is ignored: its full length is unknown.
         """
@@ -106,7 +109,7 @@ class Scheduler:
     def __init__(self, limits: ServiceLimits, max_rows: int) -> None:
         self._limits = limits
         self.max_rows = max_rows
-        self._answer_rows: dict[int, AnswerRows] = {}  # by the least beams of a class
+        self._answer_rows: dict[int, AnswerRows] = {}  # by the fewest beams of a class
         self.waiting: deque[LiveRequest] = deque()
         self.running: list[LiveRequest] = []
         self.num_preemptions = 0
@@ -145,7 +148,7 @@ class Scheduler:
     def enqueue(self, request: LiveRequest) -> None:
         """Append a request to the queue.
 
-        CapacityError: it may need more rows than there are. QueueFullError: too many wait.
+        CapacityError: it may need more rows than the service has. QueueFullError: too many wait.
         """
         if request.most_rows > self.max_rows:
             raise CapacityError(
@@ -170,7 +173,7 @@ class Scheduler:
         most_sources: Callable[[Sequence[Source]], int] = len,
         accepts: Callable[[DecodingRequest, list[DecodingRequest]], bool] = lambda *_: True,
     ) -> list[LiveRequest]:
-        """Move as many of the first requests of the queue as fit to the running ones; return them.
+        """Move requests from the head of the queue to ``running`` while they fit; return them.
 
         If no request runs, the first one always fits.
 
@@ -211,7 +214,8 @@ class Scheduler:
     def _expected_rows(self, request: LiveRequest) -> int:
         """Return the rows of the prompt, or the rows so far, plus those of a mean answer.
 
-        So a preempted request is admitted only with room to go on, not to be preempted at once.
+        So a preempted request is admitted only if it has room to go on. Otherwise it would be
+        preempted again at once.
         """
         of_answer = int(self.answer_rows(request.request.config.num_beams).mean)
         return min(request.num_rows + of_answer, request.most_rows)

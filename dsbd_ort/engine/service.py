@@ -43,8 +43,9 @@ _Result = TypeVar("_Result")
 class ServiceStats:
     """Current load of a service; rows are those of the target's cache.
 
-    rows_reserved: that the running requests were expected to need when they were admitted.
-    max_rows: that the cache may hold. kv_bytes: of the caches of all engines.
+    rows_reserved: rows that the running requests were expected to need when they were admitted.
+    max_rows: rows that the cache may hold.
+    kv_bytes: memory of the caches of all engines.
     num_preemptions: how often a running request has given up its rows so far.
     """
 
@@ -80,7 +81,7 @@ class Service:
     """
 
     def __init__(self, pipeline: Pipeline, limits: ServiceLimits | None = None) -> None:
-        """Start on an open pipeline.
+        """Start the engine thread on an open pipeline.
 
         Raises:
             InputError: the limits leave no room for the smallest cache.
@@ -109,7 +110,7 @@ class Service:
 
         Args:
             prompt: text, or token ids.
-            options: fields of DecodingConfig, or one.
+            options: fields of DecodingConfig as a mapping, or a DecodingConfig.
             on_event: called with every StreamPiece and then one ending, in the thread that runs the
                 engines: it must return at once, and must not raise. It may submit, cancel and
                 close (which then does not wait), but not generate or stream.
@@ -133,7 +134,7 @@ class Service:
     ) -> LiveRequest:
         """Submit a request that the pipeline has made; see ``submit``.
 
-        is_further: whether it is one more of a follower, which has one in the queue already.
+        is_further: whether its follower already has another request in the queue.
         """
         self.pipeline.models.check(request)
         live = LiveRequest(
@@ -159,9 +160,9 @@ class Service:
 
         Args:
             audio: see ``Pipeline.transcribe``; a file is read here.
-            options: keyword arguments of it.
+            options: keyword arguments of ``Pipeline.transcribe``.
             on_event: called with every Segment and then one ending, in a thread of this audio. It
-                may take its time.
+                need not return at once.
 
         Raises:
             InputError, DecodingError: the audio or an option is invalid, or the model reads text.
@@ -187,11 +188,12 @@ class Service:
     ) -> Transcript:
         """Transcribe an audio and wait for the end; see Pipeline.transcribe and ``submit_audio``.
 
-        An exception of ``on_segment``, which is called in the thread of the caller, cancels it.
+        ``on_segment`` is called in the caller's thread. An exception of it cancels the
+        transcription.
         """
         self._check_may_wait()
-        found: Transcript = wing("speech").transcribe_on(self, audio, on_segment, options)
-        return found
+        transcript: Transcript = wing("speech").transcribe_on(self, audio, on_segment, options)
+        return transcript
 
     def generate(
         self,
@@ -217,7 +219,7 @@ class Service:
         Pieces are queued until they are read. Closing the stream cancels the request.
 
         Raises:
-            BusyError: it is called in an ``on_event``, for which the engines wait.
+            BusyError: it is called in an ``on_event``; the engines wait for that call to return.
         """
         self._check_may_wait()
         events: SimpleQueue[ServiceEvent] = SimpleQueue()
@@ -237,7 +239,7 @@ class Service:
         trace: TraceRecorder | None = None,
         **options: Unpack[DecodingOptions],
     ) -> GenerationResult:
-        """Continue a prompt, as ``generate``; cancelling the task cancels the request."""
+        """Continue a prompt like ``generate``; cancelling the task cancels the request."""
         stream = self.astream(prompt, config=config, trace=trace, **options)
         try:
             async for _ in stream:
@@ -255,7 +257,7 @@ class Service:
         trace: TraceRecorder | None = None,
         **options: Unpack[DecodingOptions],
     ) -> AsyncStream:
-        """Return the pieces of a request, as ``stream``, for ``async for``; see AsyncStream."""
+        """Return the pieces of a request like ``stream``, for ``async for``; see AsyncStream."""
         self._check_may_wait()
         given = given_options(config, options)
         return AsyncStream(lambda on_event: self.submit(prompt, given, on_event, trace=trace))
@@ -268,15 +270,15 @@ class Service:
             )
 
     def most_new_tokens(self, num_prompt_tokens: int, config: DecodingConfig) -> int:
-        """Return how long an answer may be at most, by context and cache; at least 1."""
+        """Return the most tokens that context and cache allow an answer; at least 1."""
         room = self.pipeline.bundle.context_length - num_prompt_tokens
-        most = most_new_tokens(
+        by_cache = most_new_tokens(
             num_prompt_tokens,
             config,
             self._scheduler.max_rows,
             has_top_k_head=self._has_top_k_head,
         )
-        return max(min(room, most), 1)
+        return max(min(room, by_cache), 1)
 
     @property
     def _has_top_k_head(self) -> bool:
@@ -312,7 +314,7 @@ class Service:
     def close(self, *, drain: bool = True) -> None:
         """Reject new requests, finish or cancel the others, and release the pipeline.
 
-        Calling it again does nothing, or with ``drain`` False cancels those that are left.
+        A second call does nothing, but with ``drain`` False it cancels the requests that are left.
         """
         self._is_closing = True
         for live in list(self._followers):

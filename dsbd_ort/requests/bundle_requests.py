@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 
 MOST_CALLERS = 64
-"""Callers whose texts are kept for the n-gram drafter; the least recent one is dropped."""
+"""Number of callers whose texts are kept for the n-gram drafter; the least recent is dropped."""
 
 
 def check_drafter(config: DecodingConfig, *, has_draft: bool) -> None:
@@ -67,14 +67,14 @@ def check_drafter(config: DecodingConfig, *, has_draft: bool) -> None:
 
 
 class BundleRequests:
-    """Makes the requests to a bundle, and texts of their results; it calls no engine."""
+    """Makes the requests to a bundle, and the texts of their results, without engine calls."""
 
     def __init__(self, bundle: Bundle, options: PipelineOptions, *, has_draft: bool) -> None:
         self.bundle = bundle
         self.has_draft = has_draft
         self.tokenizer = Tokenizer.from_bundle(bundle)
         self.prompts = PromptReader(bundle, self.tokenizer)
-        # of a model that reads sound or pictures in messages
+        # reads messages with sounds or pictures, if the model does
         self.media: MediaReader | PictureReader | None = None
         target = bundle.manifest.target
         if target.given or (target.encoder and target.encoder.picture):
@@ -98,7 +98,10 @@ class BundleRequests:
         trace: TraceRecorder | None = None,
         caller: str = "",
     ) -> DecodingRequest:
-        """Return the validated request of ``generate``; it may draft by the caller's texts."""
+        """Return the validated request of ``generate``.
+
+        caller: the n-gram drafter searches the earlier texts of this caller only.
+        """
         src_lang = options.get(SRC_LANG) if isinstance(options, Mapping) else None
         read = self.chat_prompt(prompt) if is_conversation(prompt) else cast("Prompt", prompt)
         inputs = self.prompts.read(read, src_lang)
@@ -113,7 +116,7 @@ class BundleRequests:
         caller: str = "",
         allowed_mass: AllowedMass | None = None,
     ) -> DecodingRequest:
-        """Return a validated request of what the engines read; see ``prepare``."""
+        """Return a validated request for inputs of the engines; see ``prepare``."""
         config = self._with_bound_scorers(self.config(options))
         if config.prompt_logprobs and inputs.source is not None:
             raise InputError(
@@ -146,7 +149,7 @@ class BundleRequests:
         )
 
     def _pool_of(self, caller: str) -> NGramPool | None:
-        """Return the texts of a caller's earlier requests; None: they are not kept."""
+        """Return the texts of a caller's earlier requests; None if they are not kept."""
         size = self._most_of_pool
         return self._pools.of(caller, lambda: NGramPool(size)) if size else None
 
@@ -156,28 +159,28 @@ class BundleRequests:
         return begin if begin is not None and [*token_ids[:1]] == [begin] else None
 
     def resolve(self, options: Mapping[str, Any]) -> DecodingConfig:
-        """Return the config of a request, ends and seed decided, or raise ConfigError."""
-        known = self.prompts.with_language(self.constraints.options(options))
-        return resolve({**known, **self._ends_and_seed(known)}, self.defaults)
+        """Return the config of a request, with end tokens and seed, or raise ConfigError."""
+        options = self.prompts.with_language(self.constraints.options(options))
+        return resolve({**options, **self._ends_and_seed(options)}, self.defaults)
 
     def _ends_and_seed(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        own: dict[str, Any] = {}
+        filled: dict[str, Any] = {}
         if options.get("eos_token_id") is None:
-            own["eos_token_id"] = tuple(self.bundle.manifest.target.eos_token_ids)
+            filled["eos_token_id"] = tuple(self.bundle.manifest.target.eos_token_ids)
         if options.get("seed") is None:
-            own["seed"] = new_seed()
-        return own
+            filled["seed"] = new_seed()
+        return filled
 
     def config(self, options: Options) -> DecodingConfig:
-        """Return the config of a request on this bundle: ends, seed and drafter decided.
+        """Return the config of a request on this bundle, with end tokens, seed and drafter.
 
         ConfigError, ConstraintError: the options are invalid, or contradict each other.
-        InputError: they need a draft model, and the bundle has none.
+        InputError: the options need a draft model, and the bundle has no draft.
         """
         if isinstance(options, DecodingConfig):
             config = options
-            if own := self._ends_and_seed(vars(options)):
-                config = dataclasses.replace(options, **own)
+            if filled := self._ends_and_seed(vars(options)):
+                config = dataclasses.replace(options, **filled)
         else:
             config = self.resolve(options)
         if config.prompt_logprobs and self.prompts.encoder is not None:
@@ -185,15 +188,15 @@ class BundleRequests:
                 "prompt_logprobs is true, but the prompt of an encoder-decoder is its source, of "
                 "which it predicts no token; leave it out"
             )
-        num_predicted, most = len(config.predicted_token_ids), self.bundle.context_length
-        if config.predicted_text is not None or num_predicted > most:
+        num_predicted, limit = len(config.predicted_token_ids), self.bundle.context_length
+        if config.predicted_text is not None or num_predicted > limit:
             config = dataclasses.replace(config, **self._predicted(config))
         config = config.settled(costs_are_known=True, has_draft=self.has_draft)
         check_drafter(config, has_draft=self.has_draft)
         return config
 
     def _predicted(self, config: DecodingConfig) -> dict[str, Any]:
-        """Return the options of a prediction, as tokens: as many as the context holds."""
+        """Return the prediction as options with token ids, cut to the context length."""
         text, token_ids = config.predicted_text or "", config.predicted_token_ids
         if text and token_ids:
             raise InputError(
@@ -203,14 +206,14 @@ class BundleRequests:
             size = self.bundle.manifest.target.vocab_size
             encoded = self.tokenizer.encode(text, add_special_tokens=False)
             token_ids = tuple(token for token in encoded if token < size)  # no others are generated
-        most = self.bundle.context_length
-        return {"predicted_text": None, "predicted_token_ids": token_ids[:most]}
+        limit = self.bundle.context_length
+        return {"predicted_text": None, "predicted_token_ids": token_ids[:limit]}
 
     def _with_bound_scorers(self, config: DecodingConfig) -> DecodingConfig:
         if not any(hasattr(each, "bind") for each in config.scorers):
             return config
-        known = self.tokenizer, self.bundle.manifest.target.vocab_size, sorted(config.eos_ids)
-        bound = (each.bind(*known) if hasattr(each, "bind") else each for each in config.scorers)
+        binding = self.tokenizer, self.bundle.manifest.target.vocab_size, sorted(config.eos_ids)
+        bound = (each.bind(*binding) if hasattr(each, "bind") else each for each in config.scorers)
         return dataclasses.replace(config, scorers=tuple(bound))
 
     def text_start(self, prompt_ids: Sequence[int], config: DecodingConfig) -> TextWindow:

@@ -1,12 +1,12 @@
 """From the options that a caller gives to the config of the request.
 
-Of each option the first of these is used: what the caller gives; the server's own default; the
-model's, of its generation_config.json; the usual one of chats; the default of the table. Only what
-the caller gives is refused: a default that means nothing to the strategy, or contradicts the other
-options, is left out.
+An option has the first of these values that exists: the caller's; the server's default; the
+model's, from its generation_config.json; the usual one of chats; the default of the option table.
+Only the caller's options are refused if they are invalid. A default that the strategy does not
+read, or that contradicts the other options, is left out.
 
-The options of generation_config.json are used, except its strategy (do_sample) and, of a decoder,
-its width (num_beams); the end-of-sequence tokens are in the manifest.
+The options of generation_config.json are used, except the strategy (do_sample) and, for decoders,
+the width (num_beams). The end-of-sequence tokens are in the manifest.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ OF_SEARCHES = tuple(name for name in READ if OPTION_TABLE[name].of_model == "sea
 _PREDICTIONS = ("predicted_text", "predicted_token_ids")
 DRAFTING = ("drafter", "draft_policy", "draft_length", "draft_beams", *_PREDICTIONS)
 _SAID_AS_THEY_ARE = ("temperature", "top_k", "top_p", "max_new_tokens")
-"""Options of the file that say something with the table's default too."""
+"""Options of the file that are used even if they equal the table's default."""
 _LENGTHS = {"max_new_tokens": "max_length", "min_new_tokens": "min_length"}
-"""The older names of lengths, which count the prompt (the first token of a target)."""
+"""The older names of lengths. They include the prompt (for an encoder-decoder: one token)."""
 CHAT_SAMPLING = {"temperature": 0.7, "top_p": 0.9}
 LONGEST_CHAT_ANSWER = 2048  # tokens, for a model that never ends its answer
 NOT_BUILT: dict[str, tuple[Any, ...]] = {  # name: the values that change nothing
-    "forced_bos_token_id": (None,),  # this, the next and max_length: of a decoder
+    "forced_bos_token_id": (None,),  # this, the next and max_length: for decoders only
     "forced_eos_token_id": (None,),
     "max_length": (None, 0, 20),  # 20 was the default of transformers
     "constraints": (None, []),
@@ -67,19 +67,19 @@ NOT_BUILT: dict[str, tuple[Any, ...]] = {  # name: the values that change nothin
     "top_h": (None,),
     "watermarking_config": (None,),
 }
-"""Fields of transformers that change its output, and that no request reads."""
+"""Fields that change the output of transformers, but that no request here reads."""
 
 
 @dataclass
 class ModelDefaults:
     """Defaults of the requests to one bundle.
 
-    options: of ``READ``, those that the file gives, in plain form.
-    min_length: fewest tokens of prompt and output together, of a decoder; 0: no such number.
-    chat_options: of chats, unless ``options`` has them; empty if requests are no chats.
+    options: the options in ``READ`` that the file gives, in plain form.
+    min_length: least number of tokens of prompt and output together, for decoders; 0: no minimum.
+    chat_options: defaults of chats, unless ``options`` has them; empty if requests are not chats.
     not_built: options of the file that dsbd-ort does not support.
-    num_top_logits: K of a target that returns so many logits of a position and keeps no others; 0
-        if any can be read.
+    num_top_logits: K if the target returns only the K largest logits of a position and keeps no
+        others; 0 if all logits can be read.
     """
 
     options: dict[str, Any] = field(default_factory=dict)
@@ -120,7 +120,7 @@ class ModelDefaults:
             if min_length:
                 not_built["min_length"], min_length = min_length, 0
         chat_options: dict[str, Any] = {}
-        if of_chats and not reads_source:  # a file with one option of sampling says all of it
+        if of_chats and not reads_source:  # a file with any sampling option decides all of them
             sampling = {} if any(name in options for name in WARPING) else CHAT_SAMPLING
             chat_options = {**sampling, "max_new_tokens": LONGEST_CHAT_ANSWER}
         has_draft = "draft" in bundle.roles
@@ -130,11 +130,11 @@ class ModelDefaults:
 
     @property
     def of_file(self) -> dict[str, Any]:
-        """The options that the file gives, for people."""
+        """The options that the file gives, to be shown to people."""
         return {**self.options, **({"min_length": self.min_length} if self.min_length else {})}
 
     def log(self) -> None:
-        """Log what requests will get, and which options of the file have no effect."""
+        """Log the defaults of requests, and the options of the file that have no effect."""
         if self.of_file:
             _log.info(
                 "defaults of %s, for requests that leave them out: %s",
@@ -229,7 +229,7 @@ def _options_of(content: Mapping[str, Any], file: Path, reads_source: bool) -> d
             continue
         value = _read(name, row.domain, value, file)
         usual = 1 if name == "num_beams" else row.default
-        if name in _SAID_AS_THEY_ARE or value != usual:  # transformers writes what is off, too
+        if name in _SAID_AS_THEY_ARE or value != usual:  # transformers also writes unused options
             options[name] = value
     return options
 
@@ -268,7 +268,8 @@ def given_options(config: DecodingConfig | None, options: Mapping[str, Any]) -> 
 class ServerDefaults:
     """The options that a server was started with, for requests that leave them out.
 
-    strategy: of requests that name none; ``speculative`` by default: its one beam streams evenly.
+    strategy: of requests that name no strategy. The default is ``speculative``, because its one
+        beam streams evenly.
     """
 
     def __init__(self, options: Mapping[str, Any]) -> None:
@@ -278,13 +279,13 @@ class ServerDefaults:
         DecodingConfig(**(options if "strategy" in options else _named(self.strategy, options)))
 
     def strategy_of(self, given: Mapping[str, Any]) -> str:
-        """Return the strategy of a request, which needs beams if it sets their number."""
+        """Return the strategy of a request: one with beams if the request sets their number."""
         sets_beams = any(given.get(n, 1) != 1 for n in ("num_beams", "num_return_sequences"))
         return "dsbd" if sets_beams and not STRATEGIES[self.strategy].has_beams else self.strategy
 
 
 def resolve(given: Mapping[str, Any], model: ModelDefaults) -> DecodingConfig:
-    """Return the config, after ``with_server``; raise ConfigError for what the caller gives."""
+    """Return the config of options (after ``with_server``); ConfigError: an option is invalid."""
     named = with_strategy(read_options(given), None, model)
     options = with_defaults(named, model.options_of(STRATEGIES[named["strategy"]], named))
     model.tell(options.keys() - named.keys())
@@ -341,7 +342,7 @@ def _named(
 
 
 def _search_of_source_reader(given: Mapping[str, Any], model: ModelDefaults) -> dict[str, Any]:
-    """Return the search that answers a source: as wide as the model's file says, else one beam."""
+    """Return the search strategy for a source, with the file's number of beams, else one beam."""
     num_beams = given.get("num_beams")
     if num_beams is None:
         num_beams = model.options.get("num_beams", 1)
@@ -353,7 +354,7 @@ def _search_of_source_reader(given: Mapping[str, Any], model: ModelDefaults) -> 
 
 
 def with_defaults(options: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options that name a strategy, with the defaults that mean something among them."""
+    """Return options that name a strategy, with the defaults that have an effect among them."""
     left_out = {
         name: value
         for name, value in defaults.items()
@@ -377,7 +378,7 @@ def _is_taken(name: str, strategy: Any) -> bool:
 
 
 def _are_read(names: Iterable[str], options: dict[str, Any]) -> bool:
-    """Return whether options mean something among the others, and contradict none."""
+    """Return whether options have an effect among the others, and contradict none of them."""
     try:
         config = DecodingConfig(**options)
     except ConfigError:

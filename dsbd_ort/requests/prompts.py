@@ -28,7 +28,7 @@ Prompt = str | Sequence[int]
 """Text, or token ids."""
 
 Prompts = list[str] | list[list[int]]
-"""Several of them; a list of ints is one prompt."""
+"""Several prompts; a list of ints is one prompt."""
 
 
 def is_conversation(prompt: object) -> TypeGuard[Sequence[Message]]:
@@ -51,10 +51,10 @@ def prompt_ids(
     *,
     add_special_tokens: bool = True,
 ) -> list[int]:
-    """Return the token ids of a text; token ids are returned as they are.
+    """Return the token ids of a text; token ids are returned unchanged.
 
-    Ids are a sequence (list, tuple, range) or an array of one dimension, whose order is defined:
-    not a set or a dict view, and not an iterator, which one request would exhaust.
+    Token ids must be a sequence (list, tuple, range) or an array of one dimension. Sets and dict
+    views are refused because they have no order, iterators because one request would exhaust them.
     """
     if isinstance(prompt, str):
         return tokenizer.encode(prompt, add_special_tokens=add_special_tokens)
@@ -97,13 +97,13 @@ def new_seed() -> int:
 
 
 def user_messages(text: str, system: str | None = None) -> Messages:
-    """Return a conversation of one user message, after the system message if there is one."""
+    """Return a conversation of one user message, with the system message before it if given."""
     begun = [] if system is None else [{"role": "system", "content": system}]
     return [*begun, {"role": "user", "content": text}]
 
 
 SRC_LANG, TGT_LANG = LANGUAGE_OPTIONS = ("src_lang", "tgt_lang")
-"""Options of a request to a model that translates between several languages: their names."""
+"""Names of the options that choose languages, for models that translate between several."""
 
 
 def without_languages(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -117,14 +117,14 @@ class RequestInputs:
 
     prompt_ids: list[int]  # the tokens that decoding continues
     source: Source = None  # see ``Forward.source``
-    # tokens of the source, if it shares the target's vocabulary, or that its encoder spells
+    # tokens of the source if both vocabularies are the same, or tokens that the encoder gives
     copied_ids: CopiedIds = ()
 
 
 class MediaPrompt(list[int]):
     """Token ids of a prompt, with the sounds or pictures in it.
 
-    It is a prompt like any list of token ids. A copy as a plain list has lost its media.
+    It can be used like any list of token ids, but a copy as a plain list has no media.
     """
 
     def __init__(self, inputs: RequestInputs) -> None:
@@ -190,7 +190,7 @@ class PromptReader:
         return self._in_language(token_ids, self._language(SRC_LANG, src_lang))
 
     def the_one(self, prompt: Any, source: Any) -> Any:
-        """Return the prompt or the source, of which a call gives one; else raise InputError."""
+        """Return the prompt or the source, whichever is given; InputError: both or neither are."""
         if (prompt is None) == (source is None):
             given = "neither" if prompt is None else "both"
             raise InputError(f"prompt and source: {given} is given; expected one of them")
@@ -202,19 +202,19 @@ class PromptReader:
         return prompt if source is None else source
 
     def with_language(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the options with a language as first token; raise InputError if unknown."""
-        known = without_languages(options)
+        """Return the options with a language as the first token; InputError: unknown language."""
+        fields = without_languages(options)
         if options.get(SRC_LANG) is not None:
             self._language(SRC_LANG, options[SRC_LANG])
         if (name := options.get(TGT_LANG)) is not None:
-            if known.get("forced_bos_token_id") is not None:
+            if fields.get("forced_bos_token_id") is not None:
                 raise InputError(
                     f"tgt_lang is {shown(name)} and forced_bos_token_id "
-                    f"{shown(known['forced_bos_token_id'])}: both say how a target begins; leave "
+                    f"{shown(fields['forced_bos_token_id'])}: both say how a target begins; leave "
                     "out one"
                 )
-            known["forced_bos_token_id"] = self._language(TGT_LANG, name)
-        return known
+            fields["forced_bos_token_id"] = self._language(TGT_LANG, name)
+        return fields
 
     def _language(self, option: str, name: object) -> int:
         languages = None if self.encoder is None else self.encoder.languages
@@ -234,9 +234,9 @@ class PromptReader:
 
     def _in_language(self, token_ids: list[int], language: int) -> list[int]:
         assert self.encoder is not None and self.encoder.languages is not None  # as it is known
-        known = set(self.encoder.languages.values())
+        languages = set(self.encoder.languages.values())
         for place in (0, -1):
-            if token_ids and token_ids[place] in known:
+            if token_ids and token_ids[place] in languages:
                 changed = list(token_ids)
                 changed[place] = language
                 return changed

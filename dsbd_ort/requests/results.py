@@ -54,16 +54,17 @@ class GenerationResult:
 class StreamPiece:
     """New tokens that all live beams agree on, and text that is final: it is never taken back.
 
-    All may be empty; text is also held back while a character or a stop string is incomplete.
+    All fields may be empty. Text is also held back while a character or a stop string is
+    incomplete.
 
     Attributes:
         token_ids: the tokens.
-        text: that became final with them.
+        text: the text that became final with these tokens.
         token_logprobs: raw log-probability of every token under the target.
-        stats_so_far: returns the statistics of the request up to this piece, if called before the
-            next one; None for the last piece, whose request returns its result.
-        top_logprobs: the most probable tokens in the place of each, with ``top_logprobs`` in the
-            request.
+        stats_so_far: returns the statistics of the request up to this piece; call it before the
+            next piece is read. None for the last piece: see the result instead.
+        top_logprobs: for each token, the most probable tokens at its position; None unless the
+            request sets ``top_logprobs``.
     """
 
     token_ids: list[int]
@@ -79,7 +80,7 @@ class TextStream:
     """Turns the iterations of a request into stream pieces: the tokens and text each one adds."""
 
     def __init__(self, start: TextWindow, stop_texts: Sequence[str], num_exempt: int = 0) -> None:
-        """``start``: after the prompt; stop strings are looked for after ``num_exempt`` tokens."""
+        """``start``: the window after the prompt; ``num_exempt``: first tokens without stops."""
         special = special_stops(start, stop_texts)
         self._window: TextWindow | MarkedWindow = MarkedWindow(start) if special else start
         self._special = start.tokenizer.special_token_ids if special else frozenset[int]()
@@ -106,7 +107,7 @@ class TextStream:
         return StreamPiece(tokens, text, best.token_logprobs[num_shown:], None, tops)
 
     def text_of(self, tokens: list[int]) -> str:
-        """Take the next tokens; return the text before a stop string that is final now."""
+        """Take the next tokens; return the text, before any stop string, that became final."""
         num_exempt = max(self._num_exempt - self._num_shown, 0)
         self._num_shown += len(tokens)
         exempt = [token for token in tokens[:num_exempt] if token not in self._special]
@@ -128,9 +129,9 @@ class TextStream:
 class StopSearch:
     """A decoding.StopState that searches the text of one path for stop strings.
 
-    window: the end of the path's tokens, at first of the prompt's; if it is marked, so are the
-        stop strings.
-    tail: the end of its final text, in which a stop string may have begun.
+    window: the end of the path's tokens, at first the end of the prompt; if it is marked, so are
+        the stop strings.
+    tail: the end of the path's final text, in which a stop string may have begun.
     """
 
     window: TextWindow | MarkedWindow
@@ -143,17 +144,17 @@ class StopSearch:
             return self
         window, piece = self.window.extended((token,))
         text = self.tail + piece
-        most = max(map(len, self.stop_texts)) - 1
-        tail = text[max(len(text) - most, 0) :]
-        uncertain = window.end_of_rest(most + 1)
-        at_the_end = uncertain if len(uncertain) > most else tail + uncertain
+        max_tail = max(map(len, self.stop_texts)) - 1
+        tail = text[max(len(text) - max_tail, 0) :]
+        uncertain = window.end_of_rest(max_tail + 1)
+        at_the_end = uncertain if len(uncertain) > max_tail else tail + uncertain
         has_ended = any(stop in text or stop in at_the_end for stop in self.stop_texts)
         return StopSearch(window, self.stop_texts, has_ended, tail)
 
 
 @dataclass(frozen=True)
 class StopSearches:
-    """A decoding.StopState that ends with any of several."""
+    """A decoding.StopState that ends as soon as one of several searches ends."""
 
     searches: tuple[StopSearch, ...]
 
@@ -183,8 +184,8 @@ def stop_state(start: TextWindow, stop_texts: tuple[str, ...]) -> StopState | No
 
 def text_before_stop(text: str, stop_texts: Sequence[str], num_exempt: int = 0) -> str:
     """Return ``text`` up to its earliest stop string after the first ``num_exempt`` characters."""
-    found = [begin for stop in stop_texts if (begin := text.find(stop, num_exempt)) >= 0]
-    return text[: min(found, default=None)]
+    begins = [begin for stop in stop_texts if (begin := text.find(stop, num_exempt)) >= 0]
+    return text[: min(begins, default=None)]
 
 
 def text_until_stop(start: TextWindow, token_ids: list[int], config: DecodingConfig) -> str:
@@ -221,7 +222,7 @@ class StopFilter:
         return shown[: len(shown) - num_held]
 
     def finish(self) -> str:
-        """Return the rest, which began like a stop string that was never completed."""
+        """Return the text held back: the beginning of a stop string that was never completed."""
         rest = "" if self._is_over else self._held
         self._held, self._is_over = "", False
         return rest
@@ -239,7 +240,7 @@ class StopFilter:
 
 
 def result_object(result: GenerationResult) -> dict[str, Any]:
-    """Return the fields of an answered request, texts first, without those not asked for."""
+    """Return the fields of an answered request, texts first, without fields not requested."""
     fields = {**dataclasses.asdict(result), "version": JSON_VERSION}
     fields["sequences"] = [{"text": each["text"], **each} for each in fields["sequences"]]
     for holder, name in [
