@@ -1,4 +1,4 @@
-"""Constraints that keep a generation to valid token sequences, grammars or a user's function.
+"""Constraints of the generated tokens: a list of sequences, a grammar or a user's function.
 
 TokenTrie                            token sequences: item ids, labels, names
 Regex, Choice, JsonSchema, Lark ...  grammars: specifications that a GrammarTokenizer binds

@@ -1,7 +1,7 @@
 r"""Constraints of a bundle: read from plain data, and bound to its tokenizer and vocabulary.
 
-Plain data comes from the command line, a JSONL line, HTTP or a C caller. One key names the kind,
-the others set its layout or its end:
+Plain data comes from the command line, a JSONL line, HTTP or a C caller. One key names the kind;
+other keys set the layout of JSON or how a trie ends:
 
     {"json_schema": {"type": "object"}, "flexible_whitespace": true}
     {"json_object": true}
@@ -76,7 +76,7 @@ def kind_of(constraint: object) -> str:
 
 
 def constraint_from_data(data: Mapping[str, Any], trie_of_name: TrieOfName) -> Any:
-    """Return the constraint that plain data describes, see the module.
+    """Return the constraint that plain data describes; the module's docstring has examples.
 
     ConstraintError: the data describes no constraint; the message begins with "constraint".
     """
@@ -85,8 +85,8 @@ def constraint_from_data(data: Mapping[str, Any], trie_of_name: TrieOfName) -> A
     others = {name: other for name, other in data.items() if name != kind}
     _check_others(kind, others)
     is_canonical = others.pop("canonical", False)
-    found = _constraint_of(kind, value, others, trie_of_name)
-    return Canonical(found) if is_canonical else found
+    constraint = _constraint_of(kind, value, others, trie_of_name)
+    return Canonical(constraint) if is_canonical else constraint
 
 
 def _constraint_of(
@@ -116,7 +116,7 @@ def _constraint_of(
 
 
 def with_constraint(options: Mapping[str, Any], trie_of_name: TrieOfName) -> dict[str, Any]:
-    """Return the options of a request, a constraint that is plain data among them read."""
+    """Return the options of a request; a constraint given as plain data is parsed."""
     constraint = options.get("constraint")
     if not isinstance(constraint, Mapping):
         return dict(options)
@@ -138,16 +138,16 @@ def _kind(data: Mapping[str, Any]) -> str:
 
 
 def _check_others(kind: str, others: Mapping[str, Any]) -> None:
-    known = _OTHERS[kind]
+    type_by_key = _OTHERS[kind]
     for name, value in others.items():
-        if name not in known:
+        if name not in type_by_key:
             raise ConstraintError(
-                f"constraint has {shown(name)} with {kind}; expected one of {', '.join(known)} "
-                "there"
+                f"constraint has {shown(name)} with {kind}; expected one of "
+                f"{', '.join(type_by_key)} there"
             )
-        if not isinstance(value, known[name]):
+        if not isinstance(value, type_by_key[name]):
             raise ConstraintError(
-                f"constraint has {name} {shown(value)}; expected {_JSON_NAMES[known[name]]}"
+                f"constraint has {name} {shown(value)}; expected {_JSON_NAMES[type_by_key[name]]}"
             )
 
 
@@ -169,12 +169,12 @@ class ConstraintBinding:
     def guard(self) -> None:
         """Try grammars in a separate process from now on, because they are untrusted.
 
-        Read the tokenizer now: for seconds, no other thread would run.
+        Reads the tokenizer now: later, this would stop all other threads for seconds.
         """
         with self._lock:
             if not self._is_guarded:
                 self._is_guarded, self._tokenizer = True, None
-        with contextlib.suppress(ConstraintError):  # each request with a grammar gets it
+        with contextlib.suppress(ConstraintError):  # raised again for each request with a grammar
             self.tokenizer.start()
 
     def close(self) -> None:
@@ -192,11 +192,12 @@ class ConstraintBinding:
         eos_token_ids: Iterable[int] | None = None,
         num_dropped_spaces: int = 0,
     ) -> Constraint | None:
-        """Return a constraint that needs a tokenizer bound to the bundle's; None for another.
+        """Return a grammar bound to the bundle's tokenizer; None if there is nothing to bind.
 
-        eos_token_ids: of the request; None: of the bundle.
-        num_dropped_spaces: at the beginning of the text, see ``TextWindow``.
-        ConstraintError: it is invalid, or a trie with tokens that the target lacks or that end it.
+        eos_token_ids: end tokens of the request; None: those of the bundle.
+        num_dropped_spaces: spaces dropped at the beginning of the text, see ``TextWindow``.
+        ConstraintError: the constraint is invalid, or a trie has tokens that the target lacks, or
+            end-of-sequence tokens.
         """
         if isinstance(constraint, TokenTrie):
             if constraint.highest_token >= self._vocab_size:
@@ -226,7 +227,7 @@ class ConstraintBinding:
 
 
 def items_of(constraint: Any, sequence: DecodedSequence) -> list[Any] | None:
-    """Return the items of a sequence, none if it was cut off; None without a trie with items."""
+    """Return a sequence's items, [] if it was cut off; None if no trie with items constrains it."""
     if not isinstance(constraint, TokenTrie) or not constraint.has_items:
         return None
     return [] if sequence.finish_reason == "length" else constraint.items_of(sequence.token_ids)
@@ -239,21 +240,21 @@ class _KeptTrie:
 
 
 class TrieFiles:
-    """Tries read from files, the last few kept: each is read once while its file is the same.
+    """Cache of the last few tries read from files; a file is read again only if it has changed.
 
-    Safe to use from several threads: only those that need the same file wait for it.
+    Safe to use from several threads, which wait only for a file that they need themselves.
     """
 
     def __init__(self, read: Callable[[Path], TokenTrie] = TokenTrie.from_file) -> None:
         self._read = read
-        self._lock = threading.Lock()  # of what follows
+        self._lock = threading.Lock()  # guards _kept
         self._kept: OrderedDict[tuple[Any, ...], _KeptTrie] = OrderedDict()
 
     def __call__(self, path: str) -> TokenTrie:
         file = Path(path)
         try:
-            found = file.stat()
-            key = (file.absolute(), found.st_ino, found.st_mtime_ns, found.st_size)
+            info = file.stat()
+            key = (file.absolute(), info.st_ino, info.st_mtime_ns, info.st_size)
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or error
             raise ConstraintError(

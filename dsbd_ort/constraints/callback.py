@@ -18,14 +18,15 @@ class AllowedTokens:
     """Constraint to the tokens that a function returns for a path.
 
     The function gets prompt and new tokens as one read-only array, (length,) int64, and returns
-    the ids that may follow; an end-of-sequence token among them says that the text may end there.
-    It must depend on nothing but the path; it is called once for each node, drafted ones as well.
+    the ids that may follow. If an end-of-sequence token is among them, the text may end there.
+    The result must depend only on the path. The function is called once for each node, including
+    drafted nodes.
 
     Attributes:
         function: ``allowed_tokens(path) -> ids``.
-        eos_token_ids: which ids are end-of-sequence tokens; one, or several. Stored as a tuple.
-        takes_batch_id: whether it is a ``prefix_allowed_tokens_fn(batch_id, input_ids)`` of
-            transformers; ``batch_id`` is 0 then, and ``input_ids`` the array.
+        eos_token_ids: one end-of-sequence token or several; stored as a tuple.
+        takes_batch_id: whether the function is a ``prefix_allowed_tokens_fn(batch_id, input_ids)``
+            of transformers. It is then called with ``batch_id`` 0 and the array as ``input_ids``.
     """
 
     function: Callable[..., Iterable[int]]
@@ -41,8 +42,8 @@ class AllowedTokens:
 
     @property
     def name(self) -> str:
-        found = getattr(self.function, "__qualname__", None) or type(self.function).__qualname__
-        return f"the allowed tokens of {found}"
+        name = getattr(self.function, "__qualname__", None) or type(self.function).__qualname__
+        return f"the allowed tokens of {name}"
 
     def start(self, prompt_ids: Sequence[int]) -> States:
         return object_states([_State(np.asarray(prompt_ids, dtype=np.int64), Position(None, -1))])
@@ -70,21 +71,21 @@ class AllowedTokens:
         if state.answer is None:
             token_ids = state.token_ids()
             ids = self.function(0, token_ids) if self.takes_batch_id else self.function(token_ids)
-            found = self._checked(ids)
-            is_eos = np.isin(found, np.array(self.eos_token_ids, dtype=np.int64))
-            state.answer = _Answer(found[~is_eos], bool(is_eos.any()))
+            token_ids = self._checked(ids)
+            is_eos = np.isin(token_ids, np.array(self.eos_token_ids, dtype=np.int64))
+            state.answer = _Answer(token_ids[~is_eos], bool(is_eos.any()))
         return state.answer
 
     def _checked(self, ids: object) -> NDArray[np.int64]:
         """Return the ids that the function returned, each once, in increasing order."""
-        found = np.asarray(list(ids) if isinstance(ids, Iterable) else ids)
-        if found.shape == (0,):
+        array = np.asarray(list(ids) if isinstance(ids, Iterable) else ids)
+        if array.shape == (0,):
             return np.empty(0, dtype=np.int64)
-        if found.ndim != 1 or not np.issubdtype(found.dtype, np.integer) or found.min() < 0:
+        if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer) or array.min() < 0:
             raise ConstraintError(
                 f"{self.name} are {ids!r}; return a list of token ids, which are 0 or more"
             )
-        return np.unique(found.astype(np.int64))
+        return np.unique(array.astype(np.int64))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -106,6 +107,6 @@ class _State:
     def token_ids(self) -> NDArray[np.int64]:
         """Return prompt and new tokens, (length,) int64, read-only."""
         tokens = np.array(self.position.tokens(), dtype=np.int64)
-        found = np.concatenate([self.prompt_ids, tokens])
-        found.flags.writeable = False
-        return found
+        path = np.concatenate([self.prompt_ids, tokens])
+        path.flags.writeable = False
+        return path

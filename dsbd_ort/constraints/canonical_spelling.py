@@ -4,9 +4,9 @@ A grammar allows every spelling of its texts. If a model begins ``true`` with th
 must go on with ``rue``, although the tokenizer has one token for the whole word. The result has
 more tokens, in a spelling that the model has hardly ever seen.
 
-This constraint keeps the allowed tokens that the tokenizer writes after the last token, and after
-which it writes one of the tokens allowed next. It checks pairs of tokens, not the whole text, and
-only if few tokens are allowed: in keys, enumerations, numbers and punctuation, not inside free
+This constraint keeps an allowed token if the tokenizer would write it after the last token, and
+would write one of the tokens allowed next after it. It checks pairs of tokens, not the whole text,
+and only if few tokens are allowed: in keys, enumerations, numbers and punctuation, not inside free
 strings. If no token passes, all allowed tokens stay, so that a text can always be completed.
 """
 
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     import llguidance
 
 _FEW = 64  # allowed tokens; with more, spellings are not checked
-_MOST_PAIRS = 1 << 16  # of the cache
+_MOST_PAIRS = 1 << 16  # size of the cache
 _NO_TOKEN = -1
 
 Spelling = Callable[[int, NDArray[np.int64]], NDArray[np.int64]]
-"""Returns those of some tokens, (n,) int64, that the tokenizer writes after the first one."""
+"""Called with a token and candidates, (n,) int64: returns those that it writes after the token."""
 
 
 def spelling_of(tokenizer: llguidance.LLTokenizer) -> Spelling:
@@ -43,7 +43,7 @@ def spelling_of(tokenizer: llguidance.LLTokenizer) -> Spelling:
         try:
             text.decode()
         except UnicodeDecodeError:
-            return True  # unknown for a part of a character
+            return True  # a part of a character cannot be checked
         return tokenizer.tokenize_bytes(text) == [first, second]
 
     def written_after(first: int, tokens: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -55,7 +55,7 @@ def spelling_of(tokenizer: llguidance.LLTokenizer) -> Spelling:
 
 
 class MaskedConstraint(Constraint, Protocol):
-    """A constraint with masks of bits, such as a grammar."""
+    """A constraint that gives token masks, such as a grammar."""
 
     def allowed(self, states: States) -> TokenMasks:
         """See Constraint."""
@@ -103,7 +103,7 @@ class CanonicalConstraint:
         return self._grammar.has_ended(_of_grammar(states))
 
     def _canonical(self, state: _State, bits: NDArray[np.int32]) -> NDArray[np.int32]:
-        """Return the mask, (words,) int32, of the tokens of a mask that are spelled canonically."""
+        """Return a mask, (words,) int32, of the tokens in ``bits`` that are spelled canonically."""
         tokens = _tokens_of(bits)
         if not 1 < len(tokens) <= _FEW:
             return bits.copy()
@@ -114,15 +114,15 @@ class CanonicalConstraint:
         return bits_of(kept[goes_on] if goes_on.any() else kept, len(bits))
 
     def _goes_on(self, state: _State, tokens: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Return after which tokens the text may end, or continue canonically, (n,)."""
+        """Return for each token, (n,), if the text may end or go on canonically after it."""
         copies = object_states([state.of_grammar] * len(tokens))
         states = self._grammar.advance(copies, tokens)
-        found = self._grammar.accepts(states)
+        passes = self._grammar.accepts(states)
         for place, bits in enumerate(self._grammar.allowed(states).bits):
             following = _tokens_of(bits)
             is_free = len(following) > _FEW
-            found[place] |= is_free or len(self._spelling(int(tokens[place]), following)) > 0
-        return found
+            passes[place] |= is_free or len(self._spelling(int(tokens[place]), following)) > 0
+        return passes
 
 
 def _of_grammar(states: States) -> States:

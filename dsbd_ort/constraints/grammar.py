@@ -1,7 +1,7 @@
 """Specifications of grammars: regular expressions, choices, JSON, Lark grammars.
 
 A specification is plain data: it can be compared, hashed and pickled, and needs no tokenizer.
-``bind`` makes a constraint of it, for the tokenizer of a bundle.
+``bind`` turns it into a constraint for the tokenizer of a bundle.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MOST_SHOWN = 60
 
 @dataclass(frozen=True, slots=True)
 class Regex(Grammar):
-    """Texts that match a regular expression as a whole: Rust's syntax, without look-around."""
+    """Texts that a regular expression matches as a whole, in Rust's syntax without look-around."""
 
     pattern: str
 
@@ -42,7 +42,9 @@ class Regex(Grammar):
 
 @dataclass(frozen=True, slots=True)
 class Choice(Grammar):
-    """One of some texts, in any spelling by tokens. ``TokenTrie`` holds millions, in one spelling.
+    """One of several texts, in any tokenization.
+
+    ``TokenTrie`` holds millions of texts, each in one tokenization.
 
     texts: any iterable of strings; stored as a tuple.
     """
@@ -69,7 +71,7 @@ class Choice(Grammar):
 
 @dataclass(frozen=True, slots=True)
 class Lark(Grammar):
-    """Texts of a context-free grammar in Lark's syntax, as llguidance reads it, from ``start``."""
+    """Texts of a context-free grammar in llguidance's Lark syntax, from the rule ``start``."""
 
     grammar: str
 
@@ -86,14 +88,14 @@ class Lark(Grammar):
 
 @dataclass(frozen=True, slots=True)
 class JsonSchema(Grammar):
-    """JSON of a schema, on one line, so that a model cannot write white space forever.
+    """JSON that matches a schema, on one line, so that a model cannot write white space forever.
 
     Attributes:
         schema: the schema, or its JSON text; stored as the text. Its key ``x-guidance`` may set
-            options of llguidance and overrides the ones below. Properties have the order of the
-            schema.
-        item_separator: between the items of an array, and of an object.
-        key_separator: between a key and its value.
+            options of llguidance; it overrides the attributes below. Properties must have the
+            order of the schema.
+        item_separator: text between the items of an array, and of an object.
+        key_separator: text between a key and its value.
         flexible_whitespace: allow white space of any length between tokens of JSON.
     """
 
@@ -149,16 +151,16 @@ class JsonObject(Grammar):
 
 @dataclass(frozen=True, slots=True)
 class FunctionCalls(Grammar):
-    """A JSON list of 1 to ``most`` calls, ``[{"name":"f","arguments":{...}}]``, on one line.
+    """A JSON list of 1 to ``max_calls`` calls, ``[{"name":"f","arguments":{...}}]``, on one line.
 
     Each schema stays a separate document, so that its references, ``$id`` and anchors do not
     depend on the others.
 
-    functions: name of each (letters, digits, ``_``, ``.``, ``-``) and schema of its arguments.
+    functions: each function's name (letters, digits, ``_``, ``.``, ``-``) and argument schema.
     """
 
     functions: tuple[tuple[str, JsonSchema], ...]
-    most: int
+    max_calls: int
 
     @property
     def name(self) -> str:
@@ -174,7 +176,7 @@ class FunctionCalls(Grammar):
                 grammars.append(json.dumps({**grammar, "name": f"f{index}"}))
             except RecursionError as error:
                 raise ConstraintError(f"{schema.name} of {name} nests too deep") from error
-        more = f'("," call){{0,{self.most - 1}}}' if self.most > 1 else ""
+        more = f'("," call){{0,{self.max_calls - 1}}}' if self.max_calls > 1 else ""
         rules = f'start: "[" call {more} "]"\ncall: {" | ".join(calls)}'
         return f'{{"grammars": [{", ".join([json.dumps({"lark_grammar": rules}), *grammars])}]}}'
 
@@ -186,8 +188,8 @@ class FunctionCalls(Grammar):
 
 def _document(source: str) -> dict[str, Any]:
     if source.lstrip().startswith("{"):
-        found: dict[str, Any] = json.loads(source)
-        return found
+        document: dict[str, Any] = json.loads(source)
+        return document
     return {"grammars": [{"lark_grammar": source}]}
 
 
@@ -195,7 +197,7 @@ def _document(source: str) -> dict[str, Any]:
 class AfterSpaces(Grammar):
     """Texts of a grammar after a number of spaces, which the tokenizer drops at the beginning.
 
-    The rest is a text of the grammar, spelled as the tokenizer spells the first word of a text.
+    The text after them is tokenized like the first word of a text.
     """
 
     grammar: Grammar
@@ -220,7 +222,7 @@ class AfterSpaces(Grammar):
 
 @dataclass(frozen=True, slots=True)
 class Canonical:
-    """Texts of a grammar in the tokenizer's own spelling, see ``canonical_spelling``."""
+    """Texts of a grammar in the tokenizer's own spelling; see ``canonical_spelling``."""
 
     grammar: Grammar
 
@@ -244,7 +246,7 @@ ConstraintSpec = Grammar | Canonical
 
 
 def after_spaces(spec: ConstraintSpec, number: int) -> ConstraintSpec:
-    """Return the specification of the same texts after dropped spaces."""
+    """Return the specification of the same texts with dropped spaces before them."""
     if isinstance(spec, Canonical) and number:
         return Canonical(AfterSpaces(spec.grammar, number))
     return AfterSpaces(spec, number) if number and isinstance(spec, Grammar) else spec
@@ -252,13 +254,13 @@ def after_spaces(spec: ConstraintSpec, number: int) -> ConstraintSpec:
 
 def _schema_text(schema: object) -> str:
     try:
-        found = json.loads(schema) if isinstance(schema, str | bytes) else schema
-        text = json.dumps(found, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+        value = json.loads(schema) if isinstance(schema, str | bytes) else schema
+        text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     except (ValueError, TypeError, RecursionError) as error:
         raise ConstraintError(
             f"the JSON schema {_shown(str(schema))} is not valid JSON: {error}"
         ) from error
-    if not isinstance(found, Mapping):
+    if not isinstance(value, Mapping):
         raise ConstraintError(
             f"the JSON schema {_shown(text)} is not an object; give one such as "
             "{'type': 'string'}"

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     import llguidance
 
 _MOST_THREADS = 32
-_STACK_SIZE = threading.Lock()  # the size is one of the process
+_STACK_SIZE = threading.Lock()  # the stack size is a setting of the whole process
 T = TypeVar("T")
 
 MOST_COMPILED = 64  # grammars that a tokenizer keeps compiled
@@ -53,11 +53,11 @@ class Grammar:
         raise NotImplementedError
 
     def parts(self, library: type[llguidance.LLMatcher]) -> list[str]:
-        """Return parts of the grammar that are most likely to exceed a limit."""
+        """Return the parts of the grammar that are most likely to exceed a limit."""
         return []
 
     def bind(self, tokenizer: GrammarTokenizer) -> Constraint:
-        """Return the constraint to this grammar; a ConstraintError names an invalid one."""
+        """Return the constraint to this grammar; raise ConstraintError if it is invalid."""
         return tokenizer.constraint(self)
 
 
@@ -67,14 +67,14 @@ def _named(grammar: Grammar) -> Iterator[None]:
         yield
     except ConstraintError:
         raise
-    except ValueError as error:  # for a text that is not Unicode, for example
+    except ValueError as error:  # a text that is not valid Unicode, for example
         raise ConstraintError(f"{grammar.name} cannot be compiled: {error}") from error
 
 
 class GrammarTokenizer:
     """The tokenizer of grammars, with a cache of the grammars compiled for it.
 
-    Construction takes about three seconds for a vocabulary of 150,000: make one for a bundle.
+    Construction takes about three seconds for a vocabulary of 150,000: make one per bundle.
     Safe to use from several threads.
     """
 
@@ -91,8 +91,8 @@ class GrammarTokenizer:
 
         vocab_size: tokens of the model, which may be more or fewer than the tokenizer has.
         eos_token_ids: tokens that no grammar ever allows: the decoder allows them itself.
-        num_threads: how many compute masks; None is one a core, 32 at most.
-        is_guarded: whether grammars are untrusted: each is tried by ``GrammarTrial`` first.
+        num_threads: threads that compute masks; None: one per core, at most 32.
+        is_guarded: whether grammars are untrusted; ``GrammarTrial`` then tries each one first.
         """
         library = _library()
         tokenizer_json = _with_plain_spaces(tokenizer_json)
@@ -116,7 +116,7 @@ class GrammarTokenizer:
         self._memory_limit = MemoryLimit(MOST_BYTES if is_guarded else None, self._drop_one)
 
     def constraint(self, grammar: Grammar) -> GrammarConstraint:
-        """Return the constraint to a grammar, kept or compiled; ConstraintError: it is invalid."""
+        """Return the constraint to a grammar, cached or new; ConstraintError: it is invalid."""
         with self._lock:
             kept = self._compiled.get(grammar)
             if kept is not None and not kept.is_spent:
@@ -134,7 +134,10 @@ class GrammarTokenizer:
         return made
 
     def _drop_one(self) -> bool:
-        """Drop a grammar that is over, else the least recently used one without requests."""
+        """Drop a grammar with ``is_over``, else the least recently used one without requests.
+
+        Returns whether a grammar was dropped.
+        """
         with self._lock:
             memories = {grammar: kept.memory for grammar, kept in self._compiled.items()}
             over = [grammar for grammar, memory in memories.items() if memory.is_over]
@@ -217,9 +220,9 @@ def _library() -> Any:
 def _read(
     library: Any, tokenizer_json: str, vocab_size: int, eos_token_ids: Sequence[int]
 ) -> llguidance.LLTokenizer:
-    """Return the tokenizer, as large as the model's vocabulary or its own, whichever is larger.
+    """Return the tokenizer with the model's vocabulary size, or with its own if that is larger.
 
-    If the model has no end-of-sequence token, the library picks one of the tokenizer.
+    If the model has no end-of-sequence token, the library uses one of the tokenizer's tokens.
     """
     eos = list(eos_token_ids) or None
     tokenizer: llguidance.LLTokenizer
@@ -239,7 +242,7 @@ def _read(
 
 
 def _with_plain_spaces(tokenizer_json: str) -> str:
-    """Return the tokenizer with ``Metaspace`` as a replacement, which the library reads as spaces.
+    """Return the tokenizer with ``Replace`` decoders for ``Metaspace``, which llguidance can read.
 
     Both decode alike except at the beginning of a text, see ``TextWindow.num_dropped_spaces``.
     """
@@ -271,8 +274,8 @@ def _num_words(vocab_size: int) -> int:
 class GrammarState:
     """State of a path under a grammar.
 
-    bits: (words,) int32. Allowed tokens, None before they are needed.
-    is_accepting: whether the text may end here; undefined without ``bits``.
+    bits: (words,) int32. Allowed tokens; None until they are computed.
+    is_accepting: whether the text may end here; undefined while ``bits`` is None.
     """
 
     pool: MatcherPool
@@ -282,11 +285,11 @@ class GrammarState:
 
 
 class GrammarConstraint:
-    """Constraint to the texts of a grammar, in any spelling by tokens.
+    """Constraint to the texts of a grammar, in any tokenization.
 
-    If only one text may follow, only the tokenizer's own spelling of it is allowed.
-    A text that is complete and cannot be continued ends without an end-of-sequence token; one that
-    can be continued ends with such a token.
+    If only one text may follow, only the tokenizer's own tokenization of it is allowed.
+    A complete text that cannot be continued ends without an end-of-sequence token. A complete text
+    that can be continued ends with such a token.
     """
 
     def __init__(self, root: llguidance.LLMatcher, masks: TextMasks, memory: GrammarMemory) -> None:
@@ -340,12 +343,12 @@ class GrammarConstraint:
         return np.array(ended, dtype=np.bool_)
 
     def _fill(self, states: States) -> None:
-        """Compute the missing masks of these states, together for each request."""
+        """Compute the missing masks of these states, those of one request together."""
         by_pool: dict[MatcherPool, list[GrammarState]] = {}
         for state in states:
             if state.bits is None:
                 by_pool.setdefault(state.pool, []).append(state)
         for pool, lacking in by_pool.items():
-            found = pool.look_up([state.position for state in lacking])
-            for state, (bits, is_accepting) in zip(lacking, found, strict=True):
+            masks = pool.look_up([state.position for state in lacking])
+            for state, (bits, is_accepting) in zip(lacking, masks, strict=True):
                 state.bits, state.is_accepting = bits, is_accepting

@@ -1,14 +1,14 @@
-"""Memory of grammars: counted for each, and bounded for all grammars of a tokenizer together.
+"""Memory of grammars: counted per grammar, and limited for all grammars of a tokenizer together.
 
 The matchers of a grammar share a lexer, which keeps every state that a path has reached: up to 4 kB
-each if the grammar has hundreds of terminals. The library does not report its memory, so that of
-the process before and after its calls is compared. There are two measures:
+each if the grammar has hundreds of terminals. The library does not report its memory. So the memory
+of the process is measured before and after its calls. There are two measures:
 
 * the *resident* memory, read in microseconds. It does not grow while a grammar uses memory that
-  was freed before. So freed memory is given back to the system (a trim) once it may be 16 MiB.
-* the *allocated* memory. A look visits all free memory: 0.7 ms once a tokenizer of 150,000 tokens
-  has been read. So it is used only if the grammars together use half of their limit. It includes
-  allocations of other threads in the meantime, which even out over many calls.
+  was freed before. So freed memory is returned to the system (a trim) once it may be 16 MiB.
+* the *allocated* memory. Reading it visits all free memory, which takes 0.7 ms once a tokenizer of
+  150,000 tokens has been read. So it is used only if the grammars together use half of their limit.
+  It includes concurrent allocations of other threads, which even out over many calls.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from dsbd_ort.decoding.errors import ConstraintError
 MOST_BYTES = 256 << 20  # limit of all grammars of a tokenizer together
 _LONG_LOOK = 5e-4
 _TRIM_SECONDS = 1.0  # between two trims
-_BYTES_OF_ONE_STEP = 64 << 20  # the masks of one step may add this before it is counted
-_UNSEEN_BYTES = 16 << 20  # freed memory that is not given back at once
+_BYTES_OF_ONE_STEP = 64 << 20  # the masks of one step may add this before memory is counted
+_UNSEEN_BYTES = 16 << 20  # freed memory that is not returned to the system at once
 _RESERVED_BYTES = _BYTES_OF_ONE_STEP + _UNSEEN_BYTES
 
 
 class GrammarMemory:
     """Memory of one compiled grammar.
 
-    compiled, followed: bytes allocated by compiling it, and by its requests since then.
+    compiled, followed: bytes allocated while compiling the grammar, and by its requests since then.
     num_requests: requests that use it now.
     has_failed: whether a matcher has failed. Its lexer may be at a limit and accept no token.
     is_over: whether its requests must end because it uses too much memory.
@@ -76,17 +76,17 @@ class GrammarMemory:
 
     @contextlib.contextmanager
     def counting(self) -> Iterator[None]:
-        """Count allocations within the block, as exactly as the limit needs it."""
+        """Count allocations within the block, exactly only if the limit is near."""
         is_exact = self._limit.is_near
         before = held_bytes() if is_exact else resident_bytes()
         try:
             yield
         finally:
-            # other parts of the process may have given memory back
+            # other parts of the process may have returned memory to the system
             self.add(held_bytes() - before if is_exact else max(0, resident_bytes() - before))
 
     def add(self, num_bytes: int = 0, *, num_requests: int = 0) -> None:
-        """Add allocated bytes and started requests; negative numbers are freed and ended ones."""
+        """Add allocated bytes and started requests; negative for freed bytes and ended requests."""
         with self._lock:
             self.followed += num_bytes
             self.num_requests += num_requests
@@ -107,18 +107,19 @@ class MemoryLimit:
     """
 
     def __init__(self, most_bytes: int | None, drop_one: Callable[[], bool]) -> None:
-        """``drop_one`` drops a grammar that is over or unused, and returns whether it found one."""
+        """``drop_one`` drops a grammar that is over its limit or unused; False if there is none."""
         self._most_bytes = most_bytes
         self._drop_one = drop_one
         self._memories: weakref.WeakSet[GrammarMemory] = weakref.WeakSet()
         self._lock = threading.RLock()
         self.is_near = False
-        self._num_bytes = self._num_freed = 0  # at the last step; since the last trim
+        self._num_bytes = 0  # of all grammars at the last step
+        self._num_freed = 0  # since the last trim
 
     def take_in(self, memory: GrammarMemory, growth: int = 0) -> None:
         """Add a grammar, or refuse it: running requests have priority over new ones.
 
-        growth: bytes of the process for compiling it, some of which are free again.
+        growth: growth of the process in bytes while compiling it; some of them are free again.
         """
         with self._lock:
             self._memories.add(memory)
@@ -140,7 +141,7 @@ class MemoryLimit:
             self._choose_measure()
 
     def _choose_measure(self) -> None:
-        """Note whether the limit is near; give back what grammars have freed, to see new growth."""
+        """Set ``is_near``; trim the memory that grammars have freed, so that growth is visible."""
         if self._most_bytes is None:
             return
         num_bytes = sum(memory.num_bytes for memory in self._memories)
@@ -158,8 +159,8 @@ class MemoryLimit:
     def _is_exceeded(self) -> bool:
         if self._most_bytes is None:
             return False
-        most = self._most_bytes - _RESERVED_BYTES
-        while sum(memory.num_bytes for memory in self._counted) > most:
+        limit = self._most_bytes - _RESERVED_BYTES
+        while sum(memory.num_bytes for memory in self._counted) > limit:
             if not self._drop_one():
                 return True
         return False
@@ -187,7 +188,7 @@ def _glibc() -> Any:
 
 
 def resident_bytes() -> int:
-    """Return the memory of this process that is in RAM, 0 if the system does not say it."""
+    """Return this process's memory in RAM in bytes, 0 if the system does not report it."""
     try:
         with open("/proc/self/statm", "rb") as file:
             return int(file.read().split()[1]) * mmap.PAGESIZE
@@ -195,21 +196,21 @@ def resident_bytes() -> int:
         return 0
 
 
-_last_trim = [0.0]  # when; of the process
+_last_trim = [0.0]  # time of the process's last trim in ``held_bytes``
 
 
 def held_bytes() -> int:
     """Return the memory that this process has allocated, 0 if the system does not report it.
 
-    The mapped memory is no measure: memory that one grammar has freed is used by the next.
+    Mapped memory would not show growth: one grammar uses the memory that another has freed.
     """
     if (library := _glibc()) is None:
         return 0
     began = time.perf_counter()
     info = library.mallinfo2()
     seconds = time.perf_counter() - began
-    # mallinfo2 visits every free piece, of which a large grammar leaves a hundred thousand.
-    # Trimming joins them in some milliseconds, and returns memory to the system.
+    # mallinfo2 visits every free piece, and a large grammar leaves a hundred thousand of them.
+    # Trimming joins them in a few milliseconds, and returns memory to the system.
     if seconds > _LONG_LOOK and began - _last_trim[0] > _TRIM_SECONDS:
         library.malloc_trim(0)
         _last_trim[0] = began

@@ -28,7 +28,7 @@ _MOST_CROWDED = 8
 
 
 def children(schema: Mapping[str, Any]) -> Iterator[Any]:
-    """Return the schemas directly within a schema, its definitions left out."""
+    """Yield the schemas directly within a schema, except its definitions."""
     yield from (schema[key] for key in _ONE if key in schema)
     for key in LISTS:
         if isinstance(schema.get(key), list):
@@ -39,7 +39,7 @@ def children(schema: Mapping[str, Any]) -> Iterator[Any]:
 
 
 def referred(root: Mapping[str, Any], reference: object) -> Any:
-    """Return the target of a reference within the document, None for any other reference."""
+    """Return the schema that a reference within the document names; None for other references."""
     if not isinstance(reference, str) or not reference.startswith("#"):
         return None
     node: Any = root
@@ -52,21 +52,21 @@ def referred(root: Mapping[str, Any], reference: object) -> Any:
 def users_of_schemas(
     root: Mapping[str, Any],
 ) -> tuple[list[Mapping[str, Any]], dict[int, list[int]]]:
-    """Return the schemas of a document, and by the ``id`` of each the ids of its users."""
+    """Return a document's schemas, and for the ``id`` of each the ids of schemas that use it."""
     users: dict[int, list[int]] = {id(root): []}
-    found = [root]
-    for schema in found:  # which grows meanwhile
+    schemas = [root]
+    for schema in schemas:  # the list grows in the loop
         for child in (*children(schema), referred(root, schema.get("$ref"))):
             if isinstance(child, Mapping):
                 if id(child) not in users:
                     users[id(child)] = []
-                    found.append(child)
+                    schemas.append(child)
                 users[id(child)].append(id(schema))
-    return found, users
+    return schemas, users
 
 
 def crowded_parts(root: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the objects with the most properties below the root, each a schema by itself."""
+    """Return the schemas below the root with the most properties, each usable alone."""
     crowded = [
         schema
         for schema in users_of_schemas(root)[0][1:]
@@ -90,20 +90,20 @@ _UNSUPPORTED = {  # in the schema of a large integer, and in those that contain 
 _TYPES = ("null", "boolean", "number", "string", "array", "object")
 _OTHER_REFERENCE = re.compile(r'"\$ref": "(?!#/(\$defs|definitions)/)')
 _KEY = r'/"([^"\\\x00-\x1f\x7f]|\\["\\bfnrt])*"/'
-_ONE_BLANK = '%llguidance {"ignore_once": true}'  # as in a schema
+_ONE_BLANK = '%llguidance {"ignore_once": true}'  # as llguidance does for a schema
 
 
 def lark_of_schema(schema: Mapping[str, Any], options: Mapping[str, Any]) -> str | None:
     """Return a Lark grammar of a schema with integers beyond 2**53, None for any other schema.
 
     A ConstraintError names a number that would be rounded. ``options`` are llguidance's options for
-    JSON; the schema's own, ``x-guidance``, override them.
+    JSON; the schema's key ``x-guidance`` overrides them.
     """
     try:
         if not (bound_by_node := _large_bounds(schema)):
             return None
-        own = schema.get("x-guidance", {})
-        return _Writer(schema, {**options, **own}, bound_by_node).grammar()
+        overrides = schema.get("x-guidance", {})
+        return _Writer(schema, {**options, **overrides}, bound_by_node).grammar()
     except (RecursionError, AttributeError, TypeError, OverflowError) as error:
         raise ConstraintError(
             f"the JSON schema nests too deep or has a value of a wrong type ({error})"
@@ -111,22 +111,22 @@ def lark_of_schema(schema: Mapping[str, Any], options: Mapping[str, Any]) -> str
 
 
 def _large_bounds(root: Mapping[str, Any]) -> dict[int, str]:
-    """Return a large bound, as text, for the ``id`` of each schema that has one or leads to one."""
+    """Return a large bound, as text, for the ``id`` of each schema that has or refers to one."""
     schemas, users = users_of_schemas(root)
-    found: list[tuple[int, str]] = []
+    pending: list[tuple[int, str]] = []
     for schema in schemas:
         types = schema.get("type", "number")
         for key in (*_BOUNDS, *_OTHER_NUMBERS):
             if (number := _large_number(schema.get(key))) is not None:
                 if key in _OTHER_NUMBERS or "number" in types:
                     raise _refused(f"{key} {number}")
-                found.append((id(schema), f"{key} {number}"))
+                pending.append((id(schema), f"{key} {number}"))
     bound_by_node: dict[int, str] = {}
-    while found:
-        node, bound = found.pop()
+    while pending:
+        node, bound = pending.pop()
         if node not in bound_by_node:
             bound_by_node[node] = bound
-            found += [(user, bound) for user in users[node]]
+            pending += [(user, bound) for user in users[node]]
     return bound_by_node
 
 
@@ -193,16 +193,16 @@ class _Writer:
         return self.rule_by_reference[value]
 
     def fragment(self, schema: Any) -> str:
-        """Write a schema without large numbers as a schema, with the definitions it may use."""
-        own = {} if schema is True else {**schema}
-        if '"$ref"' in json.dumps(own):
-            own |= {key: self.root[key] for key in DEFINITIONS if key in self.root}
-            if _OTHER_REFERENCE.search(json.dumps(own)):
+        """Write a schema without large numbers as JSON, with the definitions that it may use."""
+        written = {} if schema is True else {**schema}
+        if '"$ref"' in json.dumps(written):
+            written |= {key: self.root[key] for key in DEFINITIONS if key in self.root}
+            if _OTHER_REFERENCE.search(json.dumps(written)):
                 raise ConstraintError("the JSON schema has a '$ref' not in '$defs'; move it there")
-        return self.line(f"%json {json.dumps({**own, 'x-guidance': self.options})}")
+        return self.line(f"%json {json.dumps({**written, 'x-guidance': self.options})}")
 
     def typed(self, schema: Mapping[str, Any], bound: str) -> str:
-        """Write a schema by its types; those without large numbers stay one schema."""
+        """Write one alternative per type; types without large numbers stay one JSON schema."""
         types = schema.get("type", _TYPES)
         types = [types] if isinstance(types, str) else types
         values = [*schema.get("properties", {}).values(), schema.get("additionalProperties")]
@@ -243,7 +243,7 @@ class _Writer:
 
 
 def _integers(schema: Mapping[str, Any], bound: str) -> str:
-    """Return a terminal of the integers between the bounds of a schema."""
+    """Return the body of a terminal for the integers between the bounds of a schema."""
     low = math.ceil(schema["minimum"]) if "minimum" in schema else None
     high = math.floor(schema["maximum"]) if "maximum" in schema else None
     if (low or 0) < _LOWEST or (high or 0) > _HIGHEST:
@@ -258,9 +258,9 @@ def _integers(schema: Mapping[str, Any], bound: str) -> str:
 
 
 def _naturals(low: int, high: int | None) -> str:
-    """Return a terminal of the integers from ``low``, 0 or more, to ``high``."""
-    most = [] if high is None else [f"/{_at_most(high)}/"]
-    return " & ".join(["/0|[1-9][0-9]*/", *most, *([f"~/{_at_most(low - 1)}/"] if low else [])])
+    """Return the body of a terminal for the integers from ``low``, 0 or more, to ``high``."""
+    upper = [] if high is None else [f"/{_at_most(high)}/"]
+    return " & ".join(["/0|[1-9][0-9]*/", *upper, *([f"~/{_at_most(low - 1)}/"] if low else [])])
 
 
 def _at_most(high: int) -> str:

@@ -7,7 +7,7 @@ and both may be the same on another path. So a request has
 
 * one *guide*, which computes no masks and moves to any node, back and forward,
 * *runners*, which compute masks and only move forward. A node takes over the runner of its parent
-  if it is still there, else it gets a copy of the guide.
+  if it is still free, else it gets a copy of the guide.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import llguidance
 
 MOST_RUNNERS = 64
-_MOST_STEPS = 32  # of a runner: they cost about as much as a copy after 1,000 tokens
+_MOST_STEPS = 32  # a runner moves; so many cost about as much as a copy after 1,000 tokens
 
 
 @dataclass(slots=True, eq=False)
@@ -69,7 +69,7 @@ class _Guide:
 
 
 def consume(name: str, matcher: llguidance.LLMatcher, tail: Sequence[Position]) -> None:
-    """Consume the tokens of ``tail``; a ConstraintError names one that is not allowed."""
+    """Consume the tokens of ``tail``; raise ConstraintError at a token that is not allowed."""
     num_done = matcher.try_consume_tokens([position.token for position in tail])
     if num_done == len(tail):
         return
@@ -85,12 +85,12 @@ def consume(name: str, matcher: llguidance.LLMatcher, tail: Sequence[Position]) 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TextMasks:
-    """Writes the masks of matchers, in parallel: the text tokens of a model that may follow.
+    """Computes the masks of matchers in parallel. A mask holds the text tokens that may follow.
 
     executor: None computes in the caller's thread, one matcher at a time.
     num_words: words of 32 tokens in the mask of a matcher.
-    text_bits: (words,) int32. The model's tokens without those that end a sequence; no more than
-        ``num_words``.
+    text_bits: (words,) int32. The model's tokens without those that end a sequence; ``words`` is at
+        most ``num_words``.
     """
 
     tokenizer: llguidance.LLTokenizer
@@ -99,7 +99,7 @@ class TextMasks:
     text_bits: NDArray[np.int32]
 
     def of(self, matchers: Sequence[llguidance.LLMatcher]) -> NDArray[np.int32]:
-        """Return the masks of different matchers, (n, words): token t is bit t % 32 of t // 32."""
+        """Return the masks of different matchers, (n, words); see ``bits_of`` for the layout."""
         bits = self.empty(len(matchers))
         self.write(matchers, bits)
         return self.of_text(bits)
@@ -127,10 +127,10 @@ class TextMasks:
                 self._spell_as_text(row, matcher)
 
     def _spell_as_text(self, bits: NDArray[np.int32], matcher: llguidance.LLMatcher) -> None:
-        """Replace a special token, the only one allowed, by the first token of its text.
+        """If the only allowed token is a special token, replace it by the first token of its text.
 
-        A forced text is spelled by the tokenizer, which reads "<|im_end|>" as the special token of
-        that name. The matcher does not accept it as the text, which must begin with "<".
+        The tokenizer spells a forced text, and reads "<|im_end|>" as the special token of that
+        name. The matcher does not accept this token for the text, which must begin with "<".
         """
         (index,) = bits.nonzero()[0].tolist()  # the one word that is not 0
         word = int(bits.view(np.uint32)[index])
@@ -167,19 +167,19 @@ class MatcherPool:
         self._memory.add(num_requests=-1)
 
     def look_up(self, positions: Sequence[Position]) -> list[tuple[NDArray[np.int32], bool]]:
-        """Return the mask of each position, and whether the text may end there."""
-        found: list[tuple[NDArray[np.int32], bool]] = []
+        """Return for each position its mask, (words,) int32, and whether the text may end there."""
+        results: list[tuple[NDArray[np.int32], bool]] = []
         with self._lock:
             for begin in range(0, len(positions), MOST_RUNNERS):
-                found += self._computed(positions[begin : begin + MOST_RUNNERS])
-        return found
+                results += self._computed(positions[begin : begin + MOST_RUNNERS])
+        return results
 
     def _computed(self, positions: Sequence[Position]) -> list[tuple[NDArray[np.int32], bool]]:
         bits = self._masks.empty(len(positions))
         with self._memory.following():
             are_accepting = self._written(positions, bits)
         masks = self._masks.of_text(bits)
-        # a view would keep the masks of all the others
+        # a view would keep the masks of all positions in memory
         return [(mask.copy(), ends) for mask, ends in zip(masks, are_accepting, strict=True)]
 
     def _written(self, positions: Sequence[Position], bits: NDArray[np.int32]) -> list[bool]:
@@ -194,12 +194,15 @@ class MatcherPool:
         for runner in runners:
             if runner.matcher.is_error():
                 raise grammar_error(self._name, runner.matcher)
-        most = min(2 * len(positions), MOST_RUNNERS)
-        self._runners = [*idle, *runners][-most:]
+        max_runners = min(2 * len(positions), MOST_RUNNERS)
+        self._runners = [*idle, *runners][-max_runners:]
         return [runner.matcher.is_accepting() for runner in runners]
 
     def _taken_over(self, position: Position, idle: list[_Runner]) -> _Runner | None:
-        """Move an idle runner that is at most a few steps back to the position; return it."""
+        """Move an idle runner that is at most ``_MOST_STEPS`` tokens before the position there.
+
+        Returns the runner; None if there is no such runner.
+        """
         tail: list[Position] = []
         ancestor: Position | None = position
         while ancestor is not None and len(tail) <= _MOST_STEPS:
@@ -220,7 +223,7 @@ def grammar_error(name: str, matcher: llguidance.LLMatcher) -> ConstraintError:
 
 
 def not_followed(name: str, reason: str) -> ConstraintError:
-    """Return the error of a grammar for a message of the library."""
+    """Return the ConstraintError of a grammar for a message of the library."""
     message = " ".join(reason.replace("<non-verbose/>", "").split())
     if message in ("NoExtension", "NoExtensionBias"):
         message = "it allows no text at all"

@@ -41,12 +41,12 @@ End = Literal["leaf", "eos"]
 class TokenTrie:
     """Constraint to the sequences of a trie; the state of a path is its node.
 
-    With ``end="leaf"`` a path ends at a leaf as it is, without an end-of-sequence token; with
-    ``end="eos"`` such a token follows there, and counts in log-probability and score. A sequence
-    that others continue (5 in the example above) may end with an end-of-sequence token either way.
-    Sequences may stand for items, JSON values that are returned with them. Tries are immutable and
-    compare by their sequences and items. One that is a mapped file is pickled as the path of the
-    file.
+    With ``end="leaf"`` a path ends at a leaf without an end-of-sequence token. With ``end="eos"``
+    such a token follows the leaf, and is part of log-probability and score. A sequence that is the
+    beginning of another one (5 in the example above) may end with an end-of-sequence token either
+    way. Sequences may stand for items: JSON values that are returned with them. Tries are immutable
+    and compare by their sequences and items. A trie that is mapped from a file is pickled as the
+    path of the file.
     """
 
     def __init__(
@@ -79,7 +79,8 @@ class TokenTrie:
     ) -> TokenTrie:
         """Build the trie of token sequences of any lengths, in any order; repeats are fine.
 
-        items: what each sequence stands for, JSON values; a repeated sequence stands for several.
+        items: for each sequence the JSON value that it stands for. A repeated sequence stands for
+            several.
         """
         flat, lengths = joined(sequences)
         return cls._of(flat, np.cumsum(lengths) - lengths, lengths, end, items)
@@ -145,9 +146,9 @@ class TokenTrie:
         end: End = "leaf",
         items: Sequence[Any] | None = None,
     ) -> TokenTrie:
-        """Build the trie of texts, each in the one spelling that ``encode`` gives it.
+        """Build the trie of texts, each in the one tokenization that ``encode`` returns.
 
-        ``encode`` must add no special tokens. ``Choice`` takes every spelling of its texts.
+        ``encode`` must add no special tokens. ``Choice`` allows every tokenization of its texts.
         """
         return cls.from_sequences([encode(text) for text in texts], end=end, items=items)
 
@@ -155,10 +156,10 @@ class TokenTrie:
     def from_file(cls, path: str | Path, *, end: End | None = None) -> TokenTrie:
         """Build or map the trie of a file.
 
-        A ``.npy`` file holds the array of ``from_array``; what ``save`` wrote is mapped. A
-        ``.jsonl`` file has a sequence and its item on each line, {"token_ids": [5, 7], "item":
-        "sku-1"}; any other file is text, with the token ids of one sequence on each line.
-        ``end=None``: as saved, or "leaf" for other files.
+        A ``.trie`` file, which ``save`` writes, is mapped. A ``.npy`` file holds the array of
+        ``from_array``. A ``.jsonl`` file has a sequence and its item on each line, {"token_ids":
+        [5, 7], "item": "sku-1"}. Any other file is text, with the token ids of one sequence on each
+        line. ``end=None``: as saved, or "leaf" for other files.
         """
         path = Path(path)
         if path.suffix == TRIE_SUFFIX:
@@ -168,18 +169,18 @@ class TokenTrie:
             sequences, items = read_items(path)
             with _naming(path):
                 return cls.from_sequences(sequences, end=ends, items=items)
-        found = read_sequences(path)
+        content = read_sequences(path)
         with _naming(path):
-            if isinstance(found, np.ndarray):
-                return cls.from_array(found, end=ends)
-            flat, lengths = found
+            if isinstance(content, np.ndarray):
+                return cls.from_array(content, end=ends)
+            flat, lengths = content
             return cls(trie_of(flat, np.cumsum(lengths) - lengths, lengths), end=ends)
 
     @classmethod
     def load(cls, path: str | Path, *, end: End | None = None) -> TokenTrie:
-        """Map a trie that ``save`` wrote, read once to check it: processes share its pages.
+        """Map a trie that ``save`` wrote, after reading it once as a check.
 
-        ``end=None`` is the saved one.
+        Processes share its pages. ``end=None``: the saved value.
         """
         arrays, saved_end, items = map_arrays(Path(path))
         ends = end or ("eos" if saved_end == "eos" else "leaf")
@@ -190,7 +191,7 @@ class TokenTrie:
         write_arrays(Path(path), self._arrays, self.end, self._items)
 
     def ending(self, end: End) -> TokenTrie:
-        """Return the trie of the same arrays that ends in this way."""
+        """Return a trie of the same arrays with this ``end``."""
         return TokenTrie(self._arrays, end=end, path=self.path, items=self._items)
 
     @property
@@ -212,7 +213,7 @@ class TokenTrie:
 
     @functools.cached_property
     def most_tokens(self) -> int:
-        """The most tokens of a path, the end-of-sequence token of ``end="eos"`` included."""
+        """The most tokens of a path, including the end-of-sequence token of ``end="eos"``."""
         depth, last = 0, 1  # the nodes before ``last`` are those of this depth and above
         while (next_last := int(self._row_offsets[last]) + 1) > last:
             depth, last = depth + 1, next_last
@@ -220,13 +221,14 @@ class TokenTrie:
 
     @functools.cached_property
     def highest_token(self) -> int:
-        """The highest token id of all sequences; of a mapped trie it reads the file once."""
+        """The highest token id of all sequences; for a mapped trie this reads the file once."""
         return int(self._tokens.max())
 
     def check_ends(self, eos_token_ids: Iterable[int]) -> None:
-        """Raise ConstraintError if one of these tokens is within a sequence, where paths end.
+        """Raise ConstraintError if a sequence has one of these tokens before its end.
 
-        Or if it ends a sequence that is there without it too: there it is allowed in any case.
+        Likewise if the token ends a sequence that is also in the trie without it: the decoder
+        allows the token there anyway.
         """
         eos = tuple(eos_token_ids)
         if eos == self._checked_ends:  # looking at 10 million tokens takes some milliseconds
@@ -264,8 +266,8 @@ class TokenTrie:
     def advance(self, states: States, tokens: NDArray[np.int64]) -> States:
         starts, ends = self._row_offsets[states], self._row_offsets[states + 1]
         rows = zip(tokens.tolist(), starts.tolist(), ends.tolist(), strict=True)
-        found = [bisect.bisect_left(self._view, token, a, b) for token, a, b in rows]
-        edges = np.array(found, dtype=np.int64)
+        places = [bisect.bisect_left(self._view, token, a, b) for token, a, b in rows]
+        edges = np.array(places, dtype=np.int64)
         is_known = (edges < ends) & (self._tokens.take(edges, mode="clip") == tokens)
         if not is_known.all():
             wrong = int(np.argmin(is_known))
@@ -287,17 +289,17 @@ class TokenTrie:
         return self._is_end[states]
 
     def has_ended(self, states: States) -> NDArray[np.bool_]:
-        """Return which nodes are leaves, all False with ``end="eos"``."""
+        """Return which nodes are leaves; all False with ``end="eos"``."""
         if self.end == "eos":
             return np.zeros(len(states), dtype=np.bool_)
         is_leaf: NDArray[np.bool_] = self._row_offsets[states] == self._row_offsets[states + 1]
         return is_leaf
 
     def ends_next(self, states: States) -> NDArray[np.bool_]:
-        """Return at which of these nodes every edge leads to a leaf, none with ``end="eos"``.
+        """Return for which nodes every edge leads to a leaf; all False with ``end="eos"``.
 
-        The edges of a node lead to consecutive nodes: these are leaves if the row of edges of the
-        last one ends where that of the first one begins.
+        The edges of a node lead to consecutive nodes. These are leaves if the edges of the last one
+        end where the edges of the first one begin.
         """
         if self.end == "eos":
             return np.zeros(len(states), dtype=np.bool_)

@@ -1,8 +1,8 @@
 """Trial of untrusted grammars: first compiled and followed in a separate process.
 
-A small grammar can cost a compiler minutes or gigabytes, or crash its process: with multiples of a
-prime of six digits, or rules nested thousands deep. So a server tries each grammar in a process
-with limits of time and memory, and uses it only if that process survives.
+A small grammar can cost a compiler minutes or gigabytes, or crash its process: for example one with
+multiples of a prime of six digits, or with rules nested thousands deep. So a server tries each
+grammar in a process with limits of time and memory, and uses it only if that process survives.
 """
 
 import contextlib
@@ -30,8 +30,8 @@ LIMITS = {
     "step_max_items": 10_000,
     "max_lexer_states": 1 << 16,
 }
-"""Below the library's own. Other requests wait while masks are computed, which takes 0.1 s at most
-with these; a state of the lexer uses 0.4 to 3 kB as long as its grammar is kept."""
+"""Lower than the library's limits. Other requests wait while masks are computed; with these limits
+that takes 0.1 s at most. A state of the lexer uses 0.4 to 3 kB as long as its grammar is kept."""
 _START_SECONDS = 60.0
 _WALL = 60  # wall time per CPU time, on a busy machine
 _MOST_TRIES = 2  # of one grammar: the system or a person may have killed the process
@@ -65,14 +65,14 @@ class GrammarTrial:
         self._lock = threading.Lock()
 
     def start(self) -> None:
-        """Start the process, which goes on to read the tokenizer; ``check`` reports errors."""
+        """Start the process, which then reads the tokenizer; ``check`` reports its errors."""
         with self._lock, contextlib.suppress(GrammarTrialError):
             self._started()
 
     def check(self, name: str, source: str, parts: Sequence[str] = ()) -> None:
         """Refuse a grammar that is invalid, cannot be followed, or exceeds the limits.
 
-        parts: of the grammar, in the language of ``source``, that short paths may not reach.
+        parts: parts of the grammar, in the language of ``source``, that short paths may not reach.
         GrammarTrialError: the trial itself failed.
         """
         if len(source) > MOST_CHARACTERS:
@@ -95,7 +95,7 @@ class GrammarTrial:
             self._end()
 
     def _verdict(self, grammar: dict[str, Any]) -> dict[str, Any]:
-        """Return the answer of the process about a grammar; a lost process is replaced once."""
+        """Return the process's answer for a grammar; if the process is lost, try another once."""
         for _ in range(_MOST_TRIES):
             process = self._ready()
             try:

@@ -1,9 +1,10 @@
-"""The process that compiles grammars for trial: run as a file, it imports only llguidance.
+"""The process that compiles grammars for trial; run as a file, it imports only llguidance.
 
 It reads JSON lines: first a tokenizer and the limits, then one grammar per line, with parts of it
-that are followed as well. For each grammar it writes a verdict: its error, if any, whether the
+that are followed as well. For each grammar it writes a verdict: the error, if any, whether the
 child process exceeded the CPU time or memory, and whether the child was killed from outside.
-A child costs milliseconds; reading a large tokenizer takes seconds.
+Each grammar gets a new child process, which costs milliseconds, while reading a large tokenizer
+takes seconds.
 """
 
 import functools
@@ -18,10 +19,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 STACK_BYTES = 256 << 20
-"""Of the thread that compiles: the library recurses as deep as the rules of a grammar."""
+"""Stack of the thread that compiles: the library recurses as deep as a grammar's rules nest."""
 _ENDS = tuple('"{}[]:,()\n ')
 _NUM_PATHS = 4
-_PATH_MASKS = 8  # of a path: a mask costs a millisecond, forced tokens almost nothing
+_PATH_MASKS = 8  # masks of a path; a mask costs a millisecond, forced tokens almost nothing
 
 
 def run() -> None:
@@ -46,17 +47,17 @@ def _verdict(trial: Callable[[], str | None]) -> dict[str, Any]:
     reading, writing = os.pipe()
     child = os.fork()  # safe: no other thread runs between two grammars
     if not child:
-        found = json.dumps(trial())
+        answer = json.dumps(trial())
         with os.fdopen(writing, "w") as stream:
-            stream.write(found)
+            stream.write(answer)
         os._exit(0)
     os.close(writing)
     with os.fdopen(reading) as stream:
-        found = stream.read()
+        answer = stream.read()
     status = os.waitpid(child, 0)[1]
     was_killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
     return {
-        "error": json.loads(found) if not status else None,
+        "error": json.loads(answer) if not status else None,
         "took_too_much": bool(status) and not was_killed,
         "was_killed": was_killed,
     }
@@ -65,31 +66,31 @@ def _verdict(trial: Callable[[], str | None]) -> dict[str, Any]:
 def _tried(
     library: Any, tokenizer: Any, limits: Any, head: Mapping[str, Any], grammar: Mapping[str, Any]
 ) -> str | None:
-    found: list[str | None] = []
+    errors: list[str | None] = []
 
     def try_it() -> None:
         matcher = library.LLMatcher(tokenizer, grammar["source"], log_level=0, limits=limits)
-        found.append(error_in_following(library, tokenizer, matcher, grammar["parts"], limits))
+        errors.append(error_in_following(library, tokenizer, matcher, grammar["parts"], limits))
 
     signal.setitimer(signal.ITIMER_PROF, head["most_seconds"])  # SIGPROF ends this process
     if used := _address_space():
-        most = used + head["most_bytes"]
-        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+        max_bytes = used + head["most_bytes"]
+        resource.setrlimit(resource.RLIMIT_AS, (max_bytes, max_bytes))
     threading.stack_size(STACK_BYTES)
     thread = threading.Thread(target=try_it)
     thread.start()
     thread.join()
-    return found[0]
+    return errors[0]
 
 
 def error_in_following(
     library: Any, tokenizer: Any, matcher: Any, parts: Sequence[str], limits: Any
 ) -> str | None:
-    """Return the error of a grammar on some short paths, None without one; ``matcher`` stays put.
+    """Return the error of a grammar on some short paths, None if all succeed.
 
-    A grammar may exceed a limit only after its first tokens: an object of a schema may have more
-    optional properties than a position can hold. So ``parts`` of it, which short paths may not
-    reach, are followed too; a part that is not a grammar by itself is skipped.
+    ``matcher`` is not changed. A grammar may exceed a limit only after its first tokens: an object
+    of a schema may have more optional properties than a position can hold. So ``parts``, which
+    short paths may not reach, are followed too. A part that is not a grammar by itself is skipped.
     """
     error = _error_on_paths(matcher, tokenizer)
     for source in parts if error is None else ():
@@ -100,7 +101,7 @@ def error_in_following(
 
 
 def _error_on_paths(matcher: Any, tokenizer: Any) -> str | None:
-    """Draw paths at random; half of their tokens are such that end a string, list or object."""
+    """Follow random paths; half of the draws prefer tokens that end a string, list or object."""
     if matcher.is_error():
         return str(matcher.get_error())
     ends = [token for mark in _ENDS for token in tokenizer.greedy_tokenize(mark)[:1]]

@@ -1,8 +1,8 @@
 """Arrays of a trie, built from token sequences, and the items of its sequences.
 
 Each sequence is packed into one integer, so that millions are sorted in a second. The 63 bits hold
-few tokens; longer sequences are packed piece by piece, each piece after the number of the node that
-the sequence has reached.
+only a few tokens. Longer sequences are packed piece by piece: each integer has the number of the
+node that the sequence has reached, then the next tokens.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _KEY_BITS = 63
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrieArrays:
-    """Arrays of a trie; ``token_trie`` says how they belong together.
+    """Arrays of a trie; see the example in ``token_trie``.
 
     row_offsets: (num_nodes + 1,) int32 or int64. Edges of node n: from offset n to offset n + 1.
-    tokens: (num_nodes - 1,) int32, of each edge.
+    tokens: (num_nodes - 1,) int32. Token of each edge.
     is_end: (num_nodes,) bool. Whether a sequence ends at a node.
     """
 
@@ -40,7 +40,7 @@ class TrieArrays:
 
 @dataclass(frozen=True, slots=True)
 class _Level:
-    """Nodes of one level, by parent, then token.
+    """Nodes of one level, ordered by parent, then token.
 
     parents: (num_nodes,) int64. Number of each node's parent within its own level.
     tokens, is_end: (num_nodes,) int32 and bool.
@@ -52,13 +52,13 @@ class _Level:
 
 
 def joined(sequences: Iterable[Sequence[int]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the joined ids of sequences, and lengths; a ConstraintError names a wrong one."""
+    """Return the joined ids of sequences, and their lengths; ConstraintError: one is invalid."""
     if not isinstance(sequences, Iterable):
         raise ConstraintError(f"the sequences are {shown(sequences)}; give lists of token ids")
     sequences = sequences if isinstance(sequences, Sequence) else list(sequences)
     try:
         lengths = np.fromiter(map(len, sequences), dtype=np.int64, count=len(sequences))
-        if bool in set(map(type, itertools.chain.from_iterable(sequences))):  # which is an int
+        if bool in set(map(type, itertools.chain.from_iterable(sequences))):  # bools are ints
             raise TypeError
         ids = map(operator.index, itertools.chain.from_iterable(sequences))
         flat = np.fromiter(ids, dtype=np.int64, count=int(lengths.sum()))
@@ -130,7 +130,7 @@ def _check(flat: NDArray[Any], lengths: NDArray[np.int64]) -> None:
 def _levels(
     flat: NDArray[Any], starts: NDArray[np.int64], lengths: NDArray[np.int64]
 ) -> Iterator[_Level]:
-    """Yield the levels below the root, piece of the sequences by piece."""
+    """Yield the levels below the root; the sequences are processed piece by piece."""
     token_bits = (int(flat.max()) + 1).bit_length()  # of a token id plus 1; 0 means no token
     nodes, num_nodes = np.zeros(len(starts), dtype=np.int64), 1
     while len(nodes):
@@ -159,7 +159,7 @@ def _levels(
 def _codes(
     flat: NDArray[Any], starts: NDArray[np.int64], lengths: NDArray[np.int64], depth: int
 ) -> NDArray[np.int64]:
-    """Return the token of each sequence at a depth, plus 1; 0 after its last."""
+    """Return the token of each sequence at a depth, plus 1; 0 after its last token."""
     if depth < lengths.min():
         return flat[starts + depth].astype(np.int64) + 1
     is_there = depth < lengths
@@ -171,7 +171,7 @@ def _codes(
 def _levels_of(
     keys: NDArray[np.int64], depths: int, token_bits: int
 ) -> Generator[_Level, None, NDArray[np.int64]]:
-    """Yield the levels of one piece of ``depths`` tokens; return each key's node in the last.
+    """Yield the levels of one piece of ``depths`` tokens; return each key's node in the last level.
 
     keys: (num_sequences,) int64, sorted. From the high bits to the low ones: the node reached
         before, ``depths`` codes of ``token_bits`` bits, and 1 if the sequence goes on.
@@ -197,10 +197,10 @@ def _levels_of(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrieItems:
-    """JSON values by the node at which their sequence ends, any number for each sequence.
+    """JSON values, stored by the node at which their sequence ends; a sequence may have several.
 
-    The items "a", "b" of node 4 and "c" of node 2 are the nodes [2, 4, 4], the offsets
-    [0, 3, 6, 9] and the text '"c""a""b"'.
+    The items "a" and "b" of node 4 and "c" of node 2 are stored as nodes [2, 4, 4], offsets
+    [0, 3, 6, 9] and text '"c""a""b"'.
 
     nodes: (num_items,) int64, not decreasing.
     offsets: (num_items + 1,) int64. Item i is the text from offset i to offset i + 1.
@@ -213,7 +213,7 @@ class TrieItems:
 
     @classmethod
     def of(cls, nodes: NDArray[np.int64], items: Sequence[Any]) -> TrieItems:
-        """Return the items of sequences that end at ``nodes``, (num_items,) int64 each."""
+        """Return TrieItems; ``nodes``: (num_items,) int64, where each item's sequence ends."""
         order = nodes.argsort(kind="stable")
         texts = [_json(items[index], index) for index in order.tolist()]
         sizes = np.fromiter(map(len, texts), dtype=np.int64, count=len(texts))

@@ -1,8 +1,8 @@
-"""Files of token sequences, and of the tries made of them.
+"""Files of token sequences, and of the tries made from them.
 
-A saved trie is one file of consecutive .npy arrays: [version, 1 if it ends with "eos"], then
-``row_offsets``, ``tokens`` and ``is_end``; the three arrays of the items, if any; and the seal,
-[CRC-32 of all bytes before it]. So a file that has lost pages or bytes is refused.
+A saved trie is one file of consecutive .npy arrays: [version, 1 if it ends with "eos"]; then
+``row_offsets``, ``tokens`` and ``is_end``; then the three arrays of the items, if any; then the
+seal, [CRC-32 of all bytes before it]. With the seal a file that has lost bytes is refused.
 """
 
 import io
@@ -37,7 +37,7 @@ _DTYPES = tuple(map(np.dtype, ("<i8", "<i4", "|b1", "|u1")))
 
 
 def write_arrays(path: Path, arrays: TrieArrays, end: str, items: TrieItems | None) -> None:
-    """Write a trie; the file is complete or absent."""
+    """Write a trie. If that fails, no incomplete file is left."""
     if path.suffix != TRIE_SUFFIX:
         raise ConstraintError(f"{path} does not end in {TRIE_SUFFIX}; name a saved trie so")
     part = path.with_name(f"{path.name}.{secrets.token_hex(4)}.part")
@@ -98,7 +98,7 @@ def map_arrays(path: Path) -> tuple[TrieArrays, str, TrieItems | None]:
 
 
 def _check_seal(file: BinaryIO) -> int:
-    """Return where the seal begins; ValueError if it is wrong. Keeps the file's position."""
+    """Return the offset of the seal; raise ValueError if it is wrong. Keeps the file's position."""
     place = file.tell()
     stop = file.seek(0, os.SEEK_END) - _SEAL_BYTES
     expected = _seal(file, stop)
@@ -156,18 +156,18 @@ def read_items(path: Path) -> tuple[list[list[int]], list[Any]]:
     try:
         with path.open("rb") as opened, opened_text(opened) as file:
             for number, line in enumerate(file, start=1):
-                found = _json_line(line)
-                if found is None:
+                entry = _json_line(line)
+                if entry is None:
                     raise ConstraintError(
                         f"line {number} of {path} is {line.strip()[:60]!r}; expected an object "
                         'with a list of token ids and an item, as {"token_ids": [5, 7], "item": '
                         '"sku-1"}'
                     )
-                sequences.append(found["token_ids"])
-                items.append(found["item"])
+                sequences.append(entry["token_ids"])
+                items.append(entry["item"])
     except ConstraintError:
         raise
-    except (OSError, ValueError) as error:  # bytes that are no UTF-8, or a name that no file has
+    except (OSError, ValueError) as error:  # bytes that are not UTF-8, or an impossible file name
         raise _unreadable(path, error) from error
     return sequences, items
 
@@ -179,13 +179,13 @@ def _unreadable(path: Path, error: Exception) -> ConstraintError:
 
 def _json_line(line: str) -> dict[str, Any] | None:
     try:
-        found = json.loads(line)
+        entry = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(found, dict) or set(found) != {"token_ids", "item"}:
+    if not isinstance(entry, dict) or set(entry) != {"token_ids", "item"}:
         return None
-    ids = found["token_ids"]
-    return found if isinstance(ids, list) and all(type(i) is int for i in ids) else None
+    ids = entry["token_ids"]
+    return entry if isinstance(ids, list) and all(type(i) is int for i in ids) else None
 
 
 def read_sequences(path: Path) -> NDArray[Any] | tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -200,7 +200,7 @@ def read_sequences(path: Path) -> NDArray[Any] | tuple[NDArray[np.int64], NDArra
             blocks = list(_blocks_of_lines(file, path))
     except ConstraintError:
         raise
-    except (OSError, ValueError) as error:  # ValueError: a name that no file has
+    except (OSError, ValueError) as error:  # ValueError: an impossible file name
         raise _unreadable(path, error) from error
     if not blocks:
         raise ConstraintError(f"{path} is empty; give the token ids of one sequence on each line")
@@ -222,7 +222,7 @@ def _mapped_npy(path: Path) -> NDArray[Any]:
 def _blocks_of_lines(
     file: BinaryIO, path: Path
 ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-    """Yield the ids and the lengths of some lines at a time; lists of all would fill the memory."""
+    """Yield ids and lengths for ``_LINES`` lines at a time; lists of all would fill the memory."""
     num_before = 0
     while lines := list(itertools.islice(file, _LINES)):
         lengths = np.array([len(line.split()) for line in lines], dtype=np.int64)
