@@ -1,4 +1,4 @@
-"""Masks of grammars against fresh matchers, over forests of states."""
+"""Masks of grammars against fresh matchers, over forests of states; tokens that are no text."""
 
 import json
 from concurrent.futures import ThreadPoolExecutor
@@ -7,6 +7,7 @@ import jsonschema
 import llguidance
 import numpy as np
 import pytest
+import tokenizers
 
 from dsbd_ort.constraints import Choice, GrammarTokenizer, JsonObject, JsonSchema, Lark, Regex
 from dsbd_ort.constraints.grammar_matching import MOST_COMPILED, MOST_GRAMMAR_BYTES
@@ -25,6 +26,9 @@ from tests.constraints.forest_of_states import (
     tokens_of,
 )
 from tests.constraints.json_schemas import SCHEMAS
+from tests.runtime.tiny_tokenizer import EOS as EOS_TEXT
+from tests.runtime.tiny_tokenizer import tiny_tokenizer
+from tests.runtime.tokenizer_kinds import KINDS, SPECIAL, saved
 
 GRAMMARS = [
     Regex("[0-9]{1,3}(-[a-z]+)?"),
@@ -140,20 +144,6 @@ def test_masks_by_any_number_of_threads(tokenizer, num_threads):
 def tokens_of_mask(matcher):
     bits = np.frombuffer(matcher.compute_bitmask(), dtype=np.int32).copy()
     return [token for token in tokens_of(bits) if token != EOS]
-
-
-def test_late_looks_at_states_that_nobody_looked_at(tokenizer, library_tokenizer):
-    """Masks do not depend on when and in what order they are asked for."""
-    grammar = JsonSchema(SCHEMAS["nested"])
-    constraint = grammar.bind(tokenizer)
-    path = ids_of('{"who":{"name":"abc","tags":["x"]},"at":[[1,2],[3]]}')
-    states = [constraint.start([])]
-    for token in path:
-        states.append(advanced(constraint, states[-1], [token]))
-    for depth in np.random.default_rng(0).permutation(len(states)):
-        matcher = fresh_matcher(library_tokenizer, grammar, path[:depth])
-        assert allowed_of(constraint, states[depth]).tolist() == tokens_of_mask(matcher)
-    assert constraint.has_ended(states[-1])[0]
 
 
 def test_masks_after_other_paths_of_the_same_length(tokenizer, library_tokenizer):
@@ -316,3 +306,61 @@ def test_no_states_have_no_masks(tokenizer):
 def test_tokenizers_that_grammars_cannot_use(text):
     with pytest.raises(ConstraintError, match="grammars cannot use this tokenizer"):
         GrammarTokenizer(text, vocab_size=100, eos_token_ids=[1])
+
+
+NAMES = ["<|im_end|>", EOS_TEXT, "<mask>", "<tool>", "[call]"]
+
+
+@pytest.fixture(scope="module")
+def with_names() -> tokenizers.Tokenizer:
+    made = tiny_tokenizer()
+    made.add_special_tokens(["<|im_end|>", tokenizers.AddedToken("<mask>", lstrip=True)])
+    made.add_tokens(["<tool>", "[call]"])
+    return made
+
+
+@pytest.fixture(scope="module")
+def bound(with_names: tokenizers.Tokenizer) -> GrammarTokenizer:
+    return GrammarTokenizer(
+        with_names.to_str(),
+        vocab_size=with_names.get_vocab_size() + 3,  # a model may have more
+        eos_token_ids=[with_names.token_to_id(EOS_TEXT)],
+    )
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_name_is_plain_text(with_names, bound, name):
+    grammars = [  # of one text or two, and these texts
+        (Choice([name]), [name]),
+        (Choice([name, f"{name}x"]), [name, f"{name}x"]),
+        (Choice([f"a {name}{name} b"]), [f"a {name}{name} b"]),
+        (Regex("".join(f"\\x{ord(character):02x}" for character in name)), [name]),
+        (JsonSchema({"const": name}), [json.dumps(name)]),
+        (JsonSchema({"enum": [name, f"<{name}"]}), [json.dumps(name), json.dumps(f"<{name}")]),
+    ]
+    for grammar, texts in grammars:
+        tokens = random_text(grammar.bind(bound), np.random.default_rng(1))
+        assert with_names.decode(tokens, skip_special_tokens=True) in texts, grammar
+
+
+def test_a_lark_grammar_may_ask_for_the_token(with_names, bound):
+    grammar = Lark('start: <|im_end|> "<|im_end|>"')
+    tokens = random_text(grammar.bind(bound), np.random.default_rng(1))
+    assert tokens[0] == with_names.token_to_id("<|im_end|>") not in tokens[1:]
+    assert with_names.decode(tokens) == "<|im_end|>"
+
+
+READ = ["tiny_tokenizer", "byte_level_bpe", "byte_fallback_bpe", "llama_2", "unigram"]
+
+
+@pytest.mark.parametrize("kind", READ)
+def test_grammars_see_the_bytes_that_a_token_adds(tmp_path, kind):
+    backend = KINDS[kind]()
+    tokenizer, size = saved(backend, tmp_path), backend.get_vocab_size()
+    ends = [] if (end := backend.token_to_id(SPECIAL)) is None else [end]
+    read = GrammarTokenizer(backend.to_str(), vocab_size=size, eos_token_ids=ends)
+    special = {t for t, added in backend.get_added_tokens_decoder().items() if added.special}
+    for token in set(range(size)) - special:
+        content = tokenizer.bytes_of(token)
+        if content != b"\xff":  # which the library shows of no token
+            assert read._tokenizer.decode_bytes([token]) == content

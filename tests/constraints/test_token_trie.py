@@ -1,6 +1,4 @@
-"""Tries against brute force over their sets of sequences, and their files."""
-
-import pickle
+"""Tries against brute force over their sets of sequences, and the items of sequences."""
 
 import numpy as np
 import pytest
@@ -11,10 +9,16 @@ from dsbd_ort.constraints.token_trie import TokenTrie
 from dsbd_ort.decoding.errors import ConstraintError
 
 EXAMPLE = [[5], [5, 7], [6, 7]]
+SEQUENCES = [[5, 7], [6, 7], [5], [6, 7], [8, 1, 2]]
+ITEMS = ["a", {"sku": 1, "names": ["é", None]}, 3.5, "second of 6 7", ["x"]]
 LONG = [[2**31 - 1, k, 2**31 - 1, *range(k)] for k in range(1, 40)]  # packed in many pieces
 
 tokens = st.one_of(st.integers(0, 4), st.integers(0, 2**31 - 1))
 sequence_lists = st.lists(st.lists(tokens, min_size=1, max_size=7), min_size=1, max_size=20)
+
+
+def with_items(items=ITEMS, end="leaf"):
+    return TokenTrie.from_sequences(SEQUENCES, items=items, end=end)
 
 
 def prefixes_of(sequences):
@@ -126,6 +130,9 @@ def test_a_token_that_is_not_allowed_is_refused(num_states, node, token):
         (lambda: TokenTrie.from_array(np.empty((0, 3), dtype=int)), "of no sequences"),
         (lambda: TokenTrie.from_array(np.empty((3, 0), dtype=int)), "sequence 0 is empty"),
         (lambda: TokenTrie.from_sequences([[1]], end="stop"), "end is 'stop'"),
+        (lambda: with_items(["a"]), "1 items are given for 5 sequences"),
+        (lambda: with_items([1, 2, {3}, 4, 5]), "item 2 is a set that is not valid JSON"),
+        (lambda: with_items([1, 2, 3, 4, float("nan")]), "item 4 is a float that is not valid"),
     ],
 )
 def test_senseless_sequences_are_refused(make, message):
@@ -172,91 +179,49 @@ def test_texts_in_one_spelling():
     assert_is_trie_of(trie, [[97, 98], [98]])
 
 
-@pytest.mark.parametrize("end", ["leaf", "eos"])
-def test_saved_tries_are_mapped(tmp_path, end):
-    rows = np.random.default_rng(3).integers(0, 1000, (5000, 3))
-    made = TokenTrie.from_array(rows, end=end)
-    made.save(tmp_path / "items.trie")
-    assert [p.name for p in tmp_path.iterdir()] == ["items.trie"]
-    for found in (
-        TokenTrie.load(tmp_path / "items.trie"),
-        TokenTrie.from_file(str(tmp_path / "items.trie")),
-    ):
-        assert found == made and found.end == end
-        assert not found._tokens.flags.owndata and not found._tokens.flags.writeable
-        children = found.advance(np.zeros(2, dtype=np.int64), rows[:2, 0])
-        assert rows_of(found.allowed(children)) == rows_of(made.allowed(children))
-        assert "items.trie" in found.name
-    assert TokenTrie.load(tmp_path / "items.trie", end="eos").end == "eos"
+def test_items_of_sequences():
+    found = with_items()
+    assert found.has_items
+    assert found.items_of([5, 7]) == ["a"]
+    assert found.items_of([6, 7]) == [ITEMS[1], ITEMS[3]]  # in the order given
+    assert found.items_of([5]) == [3.5]
+    assert found.items_of([5, 99]) == [3.5]  # 99: an end-of-sequence token
+    assert found.items_of([8, 1, 2]) == [["x"]]
+    for none in ([], [6], [8, 1], [8, 99, 2], [9], [5, 99, 99]):
+        assert found.items_of(none) == []
+    assert TokenTrie.from_sequences(SEQUENCES).items_of([5]) == []
+    assert not TokenTrie.from_sequences(SEQUENCES).has_items
 
 
-def test_a_mapped_trie_is_pickled_as_its_path(tmp_path, monkeypatch):
-    made = TokenTrie.from_array(np.random.default_rng(0).integers(0, 99, (2000, 2)), end="eos")
-    assert pickle.loads(pickle.dumps(made)) == made
-    made.save(tmp_path / "items.trie")
-    monkeypatch.chdir(tmp_path)
-    mapped = TokenTrie.load("items.trie", end="leaf")
-    pickled = pickle.dumps(mapped)
-    assert len(pickled) < 500
-    monkeypatch.chdir("/")
-    again = pickle.loads(pickled)
-    assert again == mapped and again.end == "leaf" and again != made
+@pytest.mark.parametrize("num_sequences", [1, 7, 3000])
+def test_many_items_in_any_order(num_sequences):
+    rng = np.random.default_rng(num_sequences)
+    array = rng.integers(0, 12, size=(num_sequences, 4))
+    array[rng.random(num_sequences) < 0.3, 3] = -1
+    wanted = {}
+    for index, row in enumerate(array.tolist()):
+        wanted.setdefault(tuple(token for token in row if token >= 0), []).append(index)
+    found = TokenTrie.from_array(array, items=range(num_sequences))
+    assert {path: found.items_of(path) for path in wanted} == wanted
 
 
-def test_text_files_and_arrays(tmp_path):
-    (tmp_path / "items.txt").write_text("5\n5 7\r\n6\t7")
-    assert_is_trie_of(TokenTrie.from_file(tmp_path / "items.txt", end="eos"), EXAMPLE)
-    np.save(tmp_path / "items.npy", padded(EXAMPLE).astype(np.int16))
-    assert_is_trie_of(TokenTrie.from_file(tmp_path / "items.npy"), EXAMPLE)
+def test_tries_of_other_items_are_others():
+    assert with_items() == with_items()
+    assert with_items() != TokenTrie.from_sequences(SEQUENCES)
+    assert with_items() != with_items([*ITEMS[:-1], "y"])
+    swapped = [ITEMS[0], ITEMS[3], ITEMS[2], ITEMS[1], ITEMS[4]]
+    assert with_items() != with_items(swapped)
 
 
-def test_a_text_of_many_blocks(tmp_path, monkeypatch):
-    monkeypatch.setattr("dsbd_ort.constraints.trie_file._LINES", 7)
-    rng = np.random.default_rng(1)
-    rows = [rng.integers(0, 10**6, rng.integers(1, 5)).tolist() for _ in range(200)]
-    text = "\n".join(" ".join(map(str, row)) for row in rows)
-    (tmp_path / "items.txt").write_text(text + "\n")
-    assert TokenTrie.from_file(tmp_path / "items.txt") == TokenTrie.from_sequences(rows)
-    (tmp_path / "items.txt").write_text(text + "\n7 x\n")
-    with pytest.raises(ConstraintError, match=r"line 201 of .*items.txt is b'7 x"):
-        TokenTrie.from_file(tmp_path / "items.txt")
+def test_the_longest_path():
+    assert with_items().most_tokens == 3
+    assert with_items(end="eos").most_tokens == 4
+    assert TokenTrie.from_sequences([[3], [4]]).most_tokens == 1
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("1 2\n\n3\n", r"line 2 of .* is b'\\n'; expected the token ids"),
-        ("1\n2 -3\n", "line 2 of .* is b'2 -3"),
-        ("1\n2,3\n", "line 2 of .* is b'2,3"),
-        (
-            "3000000000\n",
-            r"items\.txt does not hold a trie: a sequence has the token id 3000000000",
-        ),
-        ("1\n" + "9" * 5000, r"items\.txt does not hold a trie: a sequence has the token id 922"),
-        ("", "is empty; give the token ids"),
-    ],
-)
-def test_invalid_text_files(tmp_path, text, message):
-    (tmp_path / "items.txt").write_text(text)
-    with pytest.raises(ConstraintError, match=message):
-        TokenTrie.from_file(tmp_path / "items.txt")
-
-
-def test_files_that_hold_no_trie(tmp_path):
-    trie = TokenTrie.from_sequences(EXAMPLE)
-    with pytest.raises(ConstraintError, match=r"does not end in \.trie"):
-        trie.save(tmp_path / "items.bin")
-    with pytest.raises(ConstraintError, match=r"absent\.txt cannot be read \(No such file"):
-        TokenTrie.from_file(tmp_path / "absent.txt")
-    with pytest.raises(ConstraintError, match=r"absent\.trie cannot be read \(No such file"):
-        TokenTrie.load(tmp_path / "absent.trie")
-    (tmp_path / "bad.npy").write_bytes(b"no array")
-    with pytest.raises(ConstraintError, match=r"bad\.npy is not a \.npy file of integers"):
-        TokenTrie.from_file(tmp_path / "bad.npy")
-    trie.save(tmp_path / "items.trie")
-    whole = (tmp_path / "items.trie").read_bytes()
-    changed = bytearray(whole)
-    changed[128] = 9  # the version, after its header
-    (tmp_path / "items.trie").write_bytes(changed)
-    with pytest.raises(ConstraintError, match=r"begins with \[9, 0\], a trie of this release"):
-        TokenTrie.load(tmp_path / "items.trie")
+def test_where_every_edge_leads_to_a_leaf():
+    found = TokenTrie.from_sequences([[5], [5, 7], [6, 7], [6, 8, 9], [4, 1], [4, 2]])
+    states = np.arange(found.num_nodes)  # the root, 4, 5, 6, then 41, 42, 57, 67, 68, then 689
+    expected = [False, True, True, False, True, True, True, True, True, True]
+    assert found.ends_next(states).tolist() == expected
+    assert not found.ending("eos").ends_next(states).any()

@@ -3,13 +3,7 @@
 import numpy as np
 import pytest
 
-from dsbd_forward.rows import (
-    added_up,
-    largest_columns,
-    largest_logits,
-    log_normalised,
-    row_sums,
-)
+from dsbd_forward.rows import added_up, largest_columns, largest_logits, log_normalised, row_sums
 from dsbd_ort.decoding.logits_processing.allowed_after import AllowedAfter
 from dsbd_ort.decoding.logits_processing.constraint import TokenLists
 
