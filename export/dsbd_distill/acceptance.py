@@ -1,9 +1,9 @@
 """Rows that the target labels: the pool that a draft is trained on, and held-out acceptance.
 
-A pool has rounds on disk, made when they are needed. A round holds windows of the texts, samples of
-the target after such windows, and long windows; for chats and sources, the target's answers. It
-depends only on the seed and its number. Acceptance is how often speculative sampling would accept a
-token of a draft.
+A pool has rounds on disk, which are made when they are needed. For texts, a round holds windows of
+the texts, the target's samples after such windows, and long windows. For chats and sources, it
+holds the target's answers. A round depends only on the seed and the round's number. Acceptance is
+how often speculative sampling would accept a token of a draft.
 """
 
 from __future__ import annotations
@@ -35,30 +35,34 @@ from dsbd_export.progress import Counter, Report
 from dsbd_export.texts import Tokens, windows
 
 STEPS_A_ROUND = 96
-_NUM_ROUNDS = 32  # kept
-_MOST_FEATURE_BYTES = 4 * 2**30  # of all rounds that are kept
-_LENGTH = {"texts": 256, "samples": 128, "long": 2048}  # of rows, if the context is long enough
-_ROWS = {"texts": 64, "samples": 128, "long": 4, "answers": 64}  # of a round
-_BATCH = {"texts": 4, "samples": 8, "long": 1, "answers": 16}  # of a step: small ones learn fastest
-_LONG_EVERY = 8  # one step in eight has long rows, the others both short kinds
-_LEAST_PROMPT = 8  # tokens before a sample; at most half of its row
+_NUM_ROUNDS = 32  # rounds kept on disk
+_MOST_FEATURE_BYTES = 4 * 2**30  # of the features of all kept rounds
+_LENGTH = {
+    "texts": 256,
+    "samples": 128,
+    "long": 2048,
+}  # tokens of a row; fewer if the context is shorter
+_ROWS = {"texts": 64, "samples": 128, "long": 4, "answers": 64}  # rows of a round
+_BATCH = {"texts": 4, "samples": 8, "long": 1, "answers": 16}  # rows of a step: few learn fastest
+_LONG_EVERY = 8  # one step in eight has long rows, the others have both short kinds
+_LEAST_PROMPT = 8  # tokens of the prompt of a sample; a prompt is at most half of its row
 
 
 @dataclass(frozen=True)
 class Pool:
-    """Rows by round."""
+    """Rows to learn from, stored in rounds."""
 
-    folder: Path  # of the rounds
+    folder: Path  # in which the rounds are stored
     texts: Tokens
     teacher: Teacher  # labels and samples
-    context_length: int  # the longest row
-    seed: int  # of everything drawn
+    context_length: int  # tokens of the longest row
+    seed: int  # for all random draws
     prompts: Prompts = NO_PROMPTS
     ends: Sequence[int] = ()  # tokens that end an answer
-    # most tokens of an answer; None: what the longest prompt leaves, at most ``MOST_NEW``
+    # maximum tokens of an answer; None: the context after the longest prompt, at most ``MOST_NEW``
     most_new: int | None = None
     num_answers: int = _ROWS["answers"]
-    answers_a_step: int = _BATCH["answers"]  # of a round's answers
+    answers_a_step: int = _BATCH["answers"]  # answers of a round that one step learns from
     steps_a_round: int = STEPS_A_ROUND  # steps until the next round is made
     splits_batches: bool = True  # whether batches have few rows, to bound the draft's logits
 
@@ -100,8 +104,8 @@ class Pool:
 
     def _drawn(self, number: int, kind: str, rng: np.random.Generator) -> list[tuple[Tensor, ...]]:
         rows = self._read(number, kind)
-        most = self.answers_a_step if kind == "answers" else _BATCH[kind]
-        size = min(most, len(rows.tokens))
+        max_rows = self.answers_a_step if kind == "answers" else _BATCH[kind]
+        size = min(max_rows, len(rows.tokens))
         chosen = np.sort(rng.choice(len(rows.tokens), size, replace=False))
         if not self.splits_batches:
             return [rows.batch(chosen, self.teacher.device.name)]
@@ -117,7 +121,7 @@ class Pool:
         return Lesson.read(self._file(number, kind), with_features=has_features)
 
     def _make(self, number: int) -> None:
-        """Write a round unless it is there."""
+        """Write a round unless it exists."""
         has_features = self.teacher.features is not None
         kinds = [*_LENGTH] * bool(len(self.texts)) + ["answers"] * bool(len(self.prompts))
         files = [self._file(number, kind) for kind in kinds]
@@ -156,20 +160,22 @@ class Pool:
         if num_new is None:
             num_new = min(MOST_NEW, self.context_length - max(map(len, prompts)))
         seed = int(rng.integers(2**62))
-        found = self.teacher.answer(prompts, num_new, CHAT_SAMPLING, self.ends, seed)
-        return {"answers": found}
+        answers = self.teacher.answer(prompts, num_new, CHAT_SAMPLING, self.ends, seed)
+        return {"answers": answers}
 
 
-COVERED = 4  # best tokens of the target, looked up among as many of the draft
-MOST_HELD_OUT = 64  # tokens of a sample, and of the prompts of texts
-_PROMPTS_A_FILE = 64  # sampled together: a kill loses at most these
+COVERED = 4  # best tokens of the target that are looked up among the draft's best ``COVERED``
+MOST_HELD_OUT = 64  # tokens of a sample, and of a prompt if the data is texts
+_PROMPTS_A_FILE = 64  # prompts sampled together: a kill loses at most these samples
 
 
 @dataclass(frozen=True)
 class HeldOutPrompts:
     """Held-out prompts and the target's samples after them: drawn when first needed, stored."""
 
-    prompts: Sequence[NDArray[np.int64]]  # int64 each; those of texts have one length
+    prompts: Sequence[
+        NDArray[np.int64]
+    ]  # int64 each; prompts cut from texts all have the same length
     sampling: Sampling
     num_new: int  # tokens of a sample at most
     ends: Sequence[int]
@@ -211,7 +217,7 @@ class HeldOutPrompts:
 
 
 def prompt_length(context_length: int, num_held_out: int) -> int:
-    """Return the length of prompts of texts, and of the samples after them."""
+    """Return the number of tokens of a prompt cut from texts, and of the sample after it."""
     return min(MOST_HELD_OUT, context_length // 2, num_held_out // 2)
 
 
@@ -219,8 +225,8 @@ BestByDepth = Callable[[Tensor, Tensor, Tensor | None], Iterable[Best]]
 """Yields the draft's proposals after the tokens that count, one ``Best`` for each depth in a draft:
 of the first drafted token, of the next, ...
 
-It takes tokens (B, length), which of the last of them count, (B, num_new) bool, and the target's
-features of all but the last, (B, length - 1, width), or None.
+It takes tokens, (B, length); which of the last num_new tokens count, (B, num_new) bool; and the
+target's features of all tokens except the last, (B, length - 1, width), or None.
 """
 
 
@@ -230,7 +236,7 @@ class Acceptance:
 
     rate: float  # of the first drafted token
     error: float
-    by_depth: tuple[float, ...]  # of the first drafted token, of the second, and so on
+    by_depth: tuple[float, ...]  # rates of the first drafted token, the second, and so on
     greedy: float  # share of places where both have the same most probable token
     # mean share of the target's ``COVERED`` best tokens among as many of the draft's
     covered: float
@@ -249,8 +255,8 @@ def acceptance_by_depth(
     draft.eval()
     rates = []
     for part in samples:
-        most = int(part.counted.sum(1).max())
-        at_once = device.rows_at_once(most, text_config(draft.config).vocab_size)
+        max_counted = int(part.counted.sum(1).max())
+        at_once = device.rows_at_once(max_counted, text_config(draft.config).vocab_size)
         for begin in range(0, len(part.tokens), at_once):
             rows = np.arange(len(part.tokens))[begin : begin + at_once]
             rates.append(_rates(best_of, sampling, *part.batch(rows, device.name)))
@@ -279,8 +285,8 @@ def _rates(
     for depth, best in enumerate(best_of(tokens, counted, features)):
         if depth == 0:
             columns.append((best.ids[:, 0] == ids[:, 0]).float())
-            found = (ids[:, :COVERED, None] == best.ids[:, None, :COVERED]).any(-1)
-            columns.append(found.float().mean(-1))
+            is_covered = (ids[:, :COVERED, None] == best.ids[:, None, :COVERED]).any(-1)
+            columns.append(is_covered.float().mean(-1))
         columns.append(torch.minimum(p, best.probs_of(ids, sampling)).sum(-1))
     sums = torch.zeros(len(tokens), len(columns), device=tokens.device)
     sums.index_add_(0, prompt_of_place, torch.stack(columns, dim=-1))

@@ -23,31 +23,37 @@ class DistillConfig:
     data: tuple[str, ...]  # files, folders or patterns of data, see ``texts``
     output: Path  # folder of the draft, which must not exist; work in progress is next to it
     exclude: tuple[str, ...] = ()  # patterns of files that ``data`` would otherwise include
-    # "model" for a small model of its own, "feature" for one transformer layer over the target's
+    # "model" for a separate small model, "feature" for one transformer layer over the target's
     # hidden states (EAGLE-3)
     kind: str = MODEL
-    params: str | None = None  # most parameters, such as "30M"; None for a tenth of the target's
-    # begin with this many transformer layers of the target instead, in its width; drafts for
-    # encoder-decoders always do, with layers of the decoder; None: 1
+    params: str | None = (
+        None  # maximum number of parameters, such as "30M"; None: a tenth of the target's
+    )
+    # instead of ``params``: the draft begins as this many transformer layers of the target, with
+    # its width. Drafts for encoder-decoders always begin with layers of the decoder (None: 1)
     target_layers: int | None = None
-    # checkpoint whose layers these are instead, such as the target's small sibling; None: the
-    # target's
+    # checkpoint from which these layers are taken, such as the target's small sibling; None: the
+    # target
     layers_of: str | None = None
     # number of tokens that the draft proposes, the most frequent of the texts and of the target's
     # answers; None: all of the target's
     draft_vocab: int | None = None
     # number of beams whose candidates the draft must propose, see ``loss.Coverage``; None: the loss
-    # is that of the next token
+    # considers the next token alone
     coverage: int | None = None
     language: str | None = None  # code of the language of all audio; None: detected
-    task: str | None = None  # "transcribe" or "translate", if the target does both; None: the first
+    task: str | None = (
+        None  # "transcribe" or "translate", if the target does both; None: "transcribe"
+    )
     learn_answers: bool = False  # learn the answers in chats as well, as texts
     minutes: float = 60.0  # of training, samples of the target included
-    steps: int | None = None  # instead of minutes: the draft does not depend on the machine's speed
+    steps: int | None = (
+        None  # replaces minutes, so that the draft does not depend on the machine's speed
+    )
     seed: int = 0
     revision: str | None = None
     trust_remote_code: bool = False
-    num_threads: int | None = None  # of torch; may differ when a command resumes
+    num_threads: int | None = None  # threads of torch; may differ when a command resumes
 
     def __post_init__(self) -> None:
         check_num_threads(self.num_threads)

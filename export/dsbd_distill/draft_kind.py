@@ -1,8 +1,8 @@
 """Kinds of drafts: the first weights of each, its loss, its acceptance and its files.
 
-Drafts for encoder-decoders are one or two layers of the target's decoder over its encoder. Not
-trained: the target's encoder, which the export shares, and embeddings and head if the encoder has
-them too, or in speech models.
+Drafts for encoder-decoders are one or two layers of the target's decoder over its encoder. The
+target's encoder is not trained, because target and draft share it in the export. Embeddings and
+head are not trained if the encoder uses them too, or in speech models.
 """
 
 import shutil
@@ -86,9 +86,9 @@ class DraftKind(ABC):
     def loss(self, draft: Any, batch: tuple[Tensor, ...]) -> Tensor:
         """Return the mean distance over the places of a batch that count.
 
-        batch: tokens (B, length); ids and log-probabilities of the target's top tokens after the
-            last of them, (B, num_labels, K); which of these count, (B, num_labels); the weight of
-            the total variation, ().
+        batch: tokens (B, length); ids and log-probabilities of the target's top tokens after each
+            of the last num_labels tokens, (B, num_labels, K); which of these places count,
+            (B, num_labels); the weight of the total variation, ().
         """
 
     @abstractmethod
@@ -107,7 +107,7 @@ class DraftKind(ABC):
 
 
 class ProposingDrafts(DraftKind):
-    """Drafts that may propose some tokens only, with one acceptance at every depth of a draft."""
+    """Drafts that may propose some tokens only, with the same acceptance at every draft depth."""
 
     @abstractmethod
     def _read(self, draft: Any, tokens: Tensor, counted: Tensor) -> Tensor:
@@ -142,7 +142,7 @@ class ProposingDrafts(DraftKind):
 
 
 class WholeDrafts(ProposingDrafts):
-    """Drafts whose own forward has their head: logits are what is read."""
+    """Drafts whose forward includes their head: ``_read`` returns logits."""
 
     bounds_logits = False
 
@@ -177,7 +177,7 @@ def check_not_of_texts(config: DistillConfig, target: str) -> None:
         raise ExportError(f"learn_answers has no meaning for {target}; leave it out")
 
 
-_SOURCE_LAYERS, _GIVEN_LAYERS = 1, 2  # by default
+_SOURCE_LAYERS, _GIVEN_LAYERS = 1, 2  # default numbers of layers
 
 
 class SourceDrafts(ProposingDrafts):
@@ -221,7 +221,7 @@ class SourceDrafts(ProposingDrafts):
 
 
 class TextSourceDrafts(WholeDrafts, SourceDrafts):
-    """Drafts for targets that read text; each family has a head of its own."""
+    """Drafts for targets that read text; each family computes its head differently."""
 
     def _read(self, draft: Any, tokens: Tensor, counted: Tensor) -> Tensor:
         """Return the logits, (n, V)."""
@@ -254,7 +254,7 @@ class SoundDrafts(SourceDrafts):
 
 
 class LlamaDrafts(ProposingDrafts):
-    """Small Llamas of their own shape, which may propose some tokens only."""
+    """Small Llamas whose shape is chosen by their size; they may propose some tokens only."""
 
     @staticmethod
     def check(config: DistillConfig, target: Checkpoint) -> None:
@@ -273,7 +273,7 @@ class LlamaDrafts(ProposingDrafts):
 
 
 class LayerDrafts(WholeDrafts):
-    """Some transformer layers of the target, or of a model with its tokens, in its family."""
+    """Some transformer layers of the target, or of another model with the same tokens."""
 
     @staticmethod
     def check(config: DistillConfig, target: Checkpoint) -> None:
@@ -292,7 +292,7 @@ class LayerDrafts(WholeDrafts):
 
 
 def lender_of_layers(config: DistillConfig, target: Checkpoint) -> Checkpoint:
-    """Return the checkpoint whose layers a draft begins with; ExportError: other tokens."""
+    """Return the checkpoint whose layers a draft begins with; ExportError if its tokens differ."""
     if config.layers_of is None:
         return target
     options = ModelOptions(trust_remote_code=config.trust_remote_code)
@@ -302,7 +302,7 @@ def lender_of_layers(config: DistillConfig, target: Checkpoint) -> Checkpoint:
 
 
 class GivenDrafts(LayerDrafts):
-    """Layers of a target that reads sound in its prompts, over the same rows.
+    """Layers of a target that reads sound in its prompts; they read the same given rows.
 
     The layers and the last norm are trained.
     """
@@ -319,7 +319,9 @@ class GivenDrafts(LayerDrafts):
         assert isinstance(checkpoint, GivenCheckpoint) and isinstance(sounds, GivenSounds)
         num_layers = self._config.target_layers or _GIVEN_LAYERS
         draft = truncated_target(teaching.target, checkpoint, num_layers)
-        if checkpoint.kind.has_own_adapter:  # its weights are merged in those of the target
+        if (
+            checkpoint.kind.has_own_adapter
+        ):  # its weights are already merged into those of the target
             draft.config.has_lora_adapter = False
         else:
             checkpoint.kind.prepare(draft, checkpoint)

@@ -51,9 +51,9 @@ class DraftShape:
 
 
 def check_shape(num_params: int | None, target_layers: int | None, target: Checkpoint) -> None:
-    """Raise ExportError for a shape that a target does not allow, before its weights are read.
+    """Raise ExportError for a shape that the target does not allow, before weights are read.
 
-    target: or the checkpoint whose layers the draft begins with.
+    target: the target, or the checkpoint whose layers the draft begins with.
     """
     if num_params is not None:
         shape_for(num_params, 0, target.vocab_size)
@@ -93,13 +93,13 @@ def largest_shape(
     sizes: shapes and their parameters, the smallest first.
     """
     least = sizes[0][1]
-    most = max(num_of_target // _DEFAULT_SHARE, least) if wanted is None else wanted
-    if most < least:
+    max_params = max(num_of_target // _DEFAULT_SHARE, least) if wanted is None else wanted
+    if max_params < least:
         raise ExportError(
-            f"params={most} is too few for a vocabulary of {vocab_size} tokens, whose "
+            f"params={max_params} is too few for a vocabulary of {vocab_size} tokens, whose "
             f"smallest draft has {least}; give at least that many"
         )
-    return [shape for shape, size in sizes if size <= most][-1]
+    return [shape for shape, size in sizes if size <= max_params][-1]
 
 
 def head_dim_of(hidden_size: int) -> int:
@@ -150,9 +150,10 @@ def llama_config(
 
 
 def projected(table: Tensor, size: int, deviation: float) -> Tensor:
-    """Return a table of ``size`` columns whose rows differ as those of ``table`` do.
+    """Return a table of ``size`` columns whose rows differ from each other as in ``table``.
 
-    These are its principal directions, rotated to spread evenly, and noise in further columns.
+    The columns are the principal directions of ``table``, rotated so that they spread evenly. If
+    ``table`` has fewer columns, the others are noise.
 
     deviation: root mean square of the kept columns.
     """
@@ -181,7 +182,7 @@ def kept_layers(num_layers: int, num_kept: int) -> list[int]:
 def truncated_target(
     target: PreTrainedModel, checkpoint: Checkpoint, num_kept: int
 ) -> PreTrainedModel:
-    """Return a model with some layers of the target's decoder, and the rest; or ExportError."""
+    """Return the target with some of its decoder's layers; ExportError if that is impossible."""
     kept = kept_layers(num_decoder_layers(checkpoint.config), num_kept)
     whole, content = checkpoint.composite or checkpoint.config, _truncated_config(checkpoint, kept)
     if whole is not checkpoint.config:
@@ -192,7 +193,9 @@ def truncated_target(
         with quiet_libraries():
             draft: PreTrainedModel = type(target)(type(whole).from_dict(content)).float()
         names = {name: _name_in_target(name, prefix, kept, weights) for name in draft.state_dict()}
-        draft.load_state_dict({name: weights[own] for name, own in names.items()})
+        draft.load_state_dict(
+            {name: weights[name_in_target] for name, name_in_target in names.items()}
+        )
     except Exception as error:
         raise ExportError(
             f"layers of the {checkpoint.role} (family {checkpoint.family}) make no draft: "
@@ -202,22 +205,22 @@ def truncated_target(
 
 
 def _name_in_target(name: str, prefix: str, kept: list[int], weights: dict[str, Tensor]) -> str:
-    """Return the name of a draft's weight in the target, whose decoder has names with a prefix.
+    """Return the target's name of a draft's weight; names of the target's decoder have ``prefix``.
 
-    T5 has biases by distance in its first layer alone; the draft's first layer gets these.
+    In T5 only the first layer has relative position biases; the draft's first layer gets them.
     """
-    found = _LAYER.search(name) if name.startswith(prefix) else None
-    if found is None:
+    layer = _LAYER.search(name) if name.startswith(prefix) else None
+    if layer is None:
         return name
-    begin, end = f"{name[: found.start()]}{found[1]}.", f".{name[found.end() :]}"
-    own = f"{begin}{kept[int(found[2])]}{end}"
-    return own if own in weights else f"{begin}0{end}"
+    begin, end = f"{name[: layer.start()]}{layer[1]}.", f".{name[layer.end() :]}"
+    kept_name = f"{begin}{kept[int(layer[2])]}{end}"
+    return kept_name if kept_name in weights else f"{begin}0{end}"
 
 
 def _truncated_config(checkpoint: Checkpoint, kept: list[int]) -> dict[str, Any]:
     content: dict[str, Any] = checkpoint.config.to_dict()
     content.pop("quantization_config", None)  # weights in memory are plain
-    if checkpoint.config.is_encoder_decoder:  # other counts are of the encoder
+    if checkpoint.config.is_encoder_decoder:  # the other counts belong to the encoder
         counts = ("num_decoder_layers", "decoder_layers")
         return content | {name: len(kept) for name in counts if content.get(name) is not None}
     num_layers = num_decoder_layers(checkpoint.config)
@@ -229,7 +232,7 @@ def _truncated_config(checkpoint: Checkpoint, kept: list[int]) -> dict[str, Any]
     return content
 
 
-_LIBRARY_VERSION = "0.3.0"  # the layout is this version's
+_LIBRARY_VERSION = "0.3.0"  # version of speculators whose layout is written
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -256,8 +259,10 @@ def feature_shape(
     """Return the largest shape of at most ``wanted`` parameters; see ``largest_shape``."""
     width = len(feature_layers(target)) * feature_size(target)
     shapes = [FeatureShape(hidden_size=size) for size in _HIDDEN_SIZES]
-    num_own = target.vocab_size if num_proposed is None else num_proposed
-    sizes = [(shape, shape.num_parameters(target.vocab_size, num_own, width)) for shape in shapes]
+    num_head_tokens = target.vocab_size if num_proposed is None else num_proposed
+    sizes = [
+        (shape, shape.num_parameters(target.vocab_size, num_head_tokens, width)) for shape in shapes
+    ]
     return largest_shape(wanted, num_of_target, sizes, target.vocab_size)
 
 
@@ -338,7 +343,7 @@ def write_feature_draft(draft: FeatureDraft, target: Checkpoint, folder: Path) -
     (folder / "config.json").write_text(text + "\n", encoding="utf-8")
     weights = {name: value.cpu().contiguous() for name, value in draft.state_dict().items()}
     if (tokens := draft.proposed_tokens()) is None:
-        del weights["d2t"]  # its tokens are the target's
+        del weights["d2t"]  # the draft proposes all tokens of the target
     else:
         is_proposed = torch.zeros(features.layer.vocab_size, dtype=torch.bool)
         is_proposed[tokens.cpu()] = True

@@ -1,4 +1,4 @@
-"""The distillation of a draft, top to bottom: target, texts, first weights, training, figures."""
+"""The distillation of a draft, top to bottom: target, texts, first weights, training, record."""
 
 import dataclasses
 import os
@@ -46,12 +46,12 @@ from dsbd_runtime.bundle_files.draft_record import (
 )
 from dsbd_runtime.bundle_files.durable_files import put_in_place
 
-_NUM_MEASURED = 64  # requests at most: their sounds are in memory
+_NUM_MEASURED = 64  # maximum number of requests: their sounds are in memory
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainedDraft:
-    """A trained draft, whose speed is to be measured."""
+    """A trained draft whose speed will be measured."""
 
     target: Path  # checkpoint folder of the target, or its GGUF file
     folder: Path
@@ -155,8 +155,9 @@ def _train(
         f"target's): {decoder_layers(draft)} layers of {text_config(draft.config).hidden_size}"
     )
     state = train_draft(config, teaching, kind, draft, work, report, save_every=save_every)
-    found = kind.acceptance(draft, teaching.held_out.samples())
-    report(f"held-out acceptance {shown_acceptance(found)} (standard error {found.error:.3f})")
+    acceptance = kind.acceptance(draft, teaching.held_out.samples())
+    error = f"standard error {acceptance.error:.3f}"
+    report(f"held-out acceptance {shown_acceptance(acceptance)} ({error})")
     _write_draft(kind, draft, teaching.checkpoint, work.draft)
     sampling = teaching.held_out.sampling
     names = [field.name for field in dataclasses.fields(CurvePoint)]
@@ -165,16 +166,16 @@ def _train(
         target=teaching.checkpoint.source.resolve().name,
         num_parameters=num_parameters,
         num_target_parameters=num_of_target,
-        acceptance=found.rate,
-        acceptance_error=found.error,
-        acceptance_by_depth=list(found.by_depth) if len(found.by_depth) > 1 else None,
+        acceptance=acceptance.rate,
+        acceptance_error=acceptance.error,
+        acceptance_by_depth=list(acceptance.by_depth) if len(acceptance.by_depth) > 1 else None,
         temperature=sampling.temperature,
         top_k=sampling.top_k,
         top_p=sampling.top_p,
         are_chats=teaching.streams.has_chats and teaching.reader is None,
         are_sources=teaching.reader is not None,
-        greedy_acceptance=found.greedy,
-        coverage=found.covered,
+        greedy_acceptance=acceptance.greedy,
+        coverage=acceptance.covered,
         coverage_beams=COVERED,
         num_proposed_tokens=None if proposed is None else len(proposed),
         seed=config.seed,
@@ -204,9 +205,12 @@ def _write_draft(
 
 
 _NUM_PROMPTS = 64  # held-out prompts for progress lines
-_SHARE, _SECONDS = 0.025, 20.0  # of the training: both pass between two progress lines
-_FIRST_ROUNDS = 4  # of sources, from which the proposed tokens are chosen
-_FEW_ANSWERS, _FEW_STEPS = 8, 64  # per step and round, see ``learns_few_answers``
+_SHARE, _SECONDS = (
+    0.025,
+    20.0,
+)  # between two progress lines at least this share of the training, and this time
+_FIRST_ROUNDS = 4  # rounds of answers from which the proposed tokens are chosen
+_FEW_ANSWERS, _FEW_STEPS = 8, 64  # answers per step, steps per round; see ``learns_few_answers``
 _LEARNING_RATE, _LEARNED_AT = 5e-3, 160  # peak at this hidden size; wider drafts learn slower
 
 
@@ -245,8 +249,8 @@ def pool_of(
     if learns_few_answers(config, teaching.streams):
         others = {"answers_a_step": _FEW_ANSWERS, "steps_a_round": _FEW_STEPS}
     if (reader := teaching.reader) is not None:
-        most = teaching.checkpoint.context_length - reader.most_begin
-        others = {"most_new": min(MOST_NEW, most), "num_answers": reader.answers_a_round}
+        max_new = teaching.checkpoint.context_length - reader.most_begin
+        others = {"most_new": min(MOST_NEW, max_new), "num_answers": reader.answers_a_round}
     return Pool(
         folder=work.pool,
         texts=teaching.streams.train,
@@ -263,12 +267,17 @@ def pool_of(
 def tokens_to_propose(
     config: DistillConfig, teaching: Teaching, work: WorkFolder, report: Report
 ) -> NDArray[np.int64] | None:
-    """Return the most frequent tokens, (n,) int64 ascending, for the draft to propose, or None."""
+    """Return the tokens that the draft proposes, (n,) int64 ascending; None: all.
+
+    These are the most frequent tokens of the texts and of the target's answers.
+    """
     if config.draft_vocab is None:
         return None
     checkpoint, streams = teaching.checkpoint, teaching.streams
     counts = np.zeros(checkpoint.vocab_size)
-    reads_sources = teaching.reader is not None  # their tokens may differ from those of targets
+    reads_sources = (
+        teaching.reader is not None
+    )  # tokens of sources may differ from those of targets
     for tokens in () if reads_sources else (streams.train, streams.train_prompts.tokens):
         counts += np.bincount(tokens, minlength=len(counts))
     if streams.has_chats:
@@ -285,12 +294,13 @@ def tokens_to_propose(
             expected += np.bincount(ids.ravel(), np.exp(log_probs).ravel(), len(counts))
         counts += expected * max(1.0, counts.sum() / max(expected.sum(), 1.0))
     ranks = (counts * (2**40 / max(counts.sum(), 1.0))).astype(np.int64)
-    found = most_frequent_tokens(ranks, checkpoint.eos_token_ids, config.draft_vocab)
-    share = counts[found].sum() / max(counts.sum(), 1.0)
+    proposed = most_frequent_tokens(ranks, checkpoint.eos_token_ids, config.draft_vocab)
+    share = counts[proposed].sum() / max(counts.sum(), 1.0)
     report(
-        f"the draft proposes {len(found):,} of {len(counts):,} tokens, {share:.2%} of what was seen"
+        f"the draft proposes {len(proposed):,} of {len(counts):,} tokens, {share:.2%} of what was "
+        "seen"
     )
-    return found
+    return proposed
 
 
 def _observer(

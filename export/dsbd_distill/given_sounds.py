@@ -1,10 +1,10 @@
 """Sounds in prompts of a language model: the prompts, and their given rows as tokens.
 
-In a stored prompt each given row is a token of its own beyond the vocabulary: with 300 tokens, 307
-is row 7 of all sounds. Target and draft read such a token as that row, so that prompts with sounds
-are prompts like any others to the teacher, the pool and the loss.
+In a stored prompt each given row is a separate token id beyond the vocabulary: in a vocabulary of
+300 tokens, 307 is row 7 of all sounds. Target and draft read such a token as that row. Teacher,
+pool and loss therefore treat prompts with sounds as any other prompts.
 
-Inputs and rows of the encoder are kept in 16 bits, a file for each of its runs.
+Inputs and rows of the encoder are kept in 16 bits, one file per run of the encoder.
 """
 
 from __future__ import annotations
@@ -36,11 +36,12 @@ from dsbd_runtime.parts.given.given_rows import GivenEntry
 AskedOf = Callable[[Path], Iterator[Any]]
 """Yields the prompts of an audio file: lists of tokens with a ``source``; raises InputError."""
 Ask = Callable[[GivenEntry, int, Path, str | None, str | None], AskedOf]
-"""Takes a model's entry, its context, a folder with tokenizer and chat template, language, task."""
+"""Takes a model's entry, its context length, a folder with tokenizer and chat template, language
+and task."""
 
 
 def read_by_draft(config: DistillConfig, target: Checkpoint) -> Checkpoint:
-    """Return the target as its draft reads it: the text part alone, unless that is to hear."""
+    """Return the target as its draft reads it: only the text part, unless the draft reads sound."""
     if not isinstance(target, GivenCheckpoint):
         return target
     hears = config.params is None or config.kind == FEATURE
@@ -118,20 +119,20 @@ class GivenSounds(RowReader):
         """Return the embeddings, (B, n, W), of tokens and given rows, (B, n)."""
         is_given, placeholder = ids >= self._num_tokens, self._given.placeholder_token_id
         tokens = ids.masked_fill(is_given, placeholder)
-        found = embedded(model, tokens, placeholder, self._read_as)
+        embeddings = embedded(model, tokens, placeholder, self._read_as)
         if is_given.any():
             rows = self.rows((ids[is_given] - self._num_tokens).cpu().numpy())
-            found = found.index_put((is_given,), torch.from_numpy(rows).to(found))
-        return found
+            embeddings = embeddings.index_put((is_given,), torch.from_numpy(rows).to(embeddings))
+        return embeddings
 
     def rows(self, numbers: NDArray[np.int64]) -> NDArray[np.float32]:
         """Return given rows by their numbers, (n,): (n, W)."""
-        found = np.empty((len(numbers), self._given.width), np.float32)
+        rows = np.empty((len(numbers), self._given.width), np.float32)
         firsts = self._firsts_of(numbers)
         for first in np.unique(firsts).tolist():
-            own = firsts == first
-            found[own] = self._rows_from(first)[numbers[own] - first]
-        return found
+            is_of_piece = firsts == first
+            rows[is_of_piece] = self._rows_from(first)[numbers[is_of_piece] - first]
+        return rows
 
     def _firsts_of(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
         firsts: NDArray[np.int64] = self._firsts[self._firsts.searchsorted(numbers, "right") - 1]
@@ -148,15 +149,17 @@ class GivenSounds(RowReader):
 
     @torch.no_grad()
     def _rows_from(self, first: int) -> NDArray[np.float16]:
-        """Return the rows of the piece whose first one has this number, (E, W)."""
+        """Return the rows of the piece whose first row has number ``first``, (E, W)."""
         file = self._kept / f"{first:012d}.npy"
         if file.exists():
             return read_array(file)
         inputs, device = self._piece(first).inputs, next(self._encoder.parameters()).device
         names = self._given.medium.encoder_inputs
         tensors = [torch.tensor(inputs[name], device=device) for name in names]
-        with torch.autocast(device.type, enabled=False):  # kept for exact measurements too
+        with torch.autocast(
+            device.type, enabled=False
+        ):  # the kept rows serve exact measurements too
             rows = self._encoder(tensors)[0].cpu().numpy().astype(np.float16)
         if first * rows[0].nbytes < MOST_KEPT_BYTES:
             keep_array(file, rows)
-        return rows  # type: ignore[no-any-return]  # of a module without types
+        return rows  # type: ignore[no-any-return]  # the module has no types

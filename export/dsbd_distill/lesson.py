@@ -1,7 +1,7 @@
 """Lessons: token rows with the target's distributions after some of their tokens.
 
-A distribution is the ``NUM_TOP`` most probable tokens; one bucket stands for all others. A row of
-an encoder-decoder is its source and its target, one after the other; see ``sources``.
+A distribution has the ``NUM_TOP`` most probable tokens; one bucket stands for all others. A row for
+an encoder-decoder is its source followed by its target; see ``sources``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dsbd_distill.work_folder import keep_array, read_array, read_arrays
 from dsbd_runtime.bundle_files.durable_files import put_in_place
 
 NUM_TOP = 32
-BYTES_PER_FEATURE = 2  # of one number
+BYTES_PER_FEATURE = 2  # bytes of one number
 FeatureRows = tuple[NDArray[np.int16], ...]
 """Features by row, (num_tokens, width) each: the bits of bf16, which numpy lacks."""
 
@@ -32,16 +32,16 @@ class Lesson:
     tokens: NDArray[np.uint32]  # (num_rows, length) uint32. Shorter rows end with zeros.
     # (num_rows, num_labels, NUM_TOP) uint32. The most probable tokens, best first.
     ids: NDArray[np.uint32]
-    # (num_rows, num_labels, NUM_TOP) float. Theirs, in the full distribution.
+    # (num_rows, num_labels, NUM_TOP) float. Log-probabilities of ``ids`` over the full vocabulary.
     log_probs: NDArray[np.floating]
     # (num_rows, num_labels) bool. False inside a prompt and after the end of an answer.
     counted: NDArray[np.bool_]
-    # (n, width) for each row, if the draft reads them: for its tokens before the last one that
-    # counts
+    # (n, width) for each row, if the draft reads features: of the row's tokens before the last one
+    # that counts
     features: FeatureRows | None = None
 
     def batch(self, rows: NDArray[np.int64], device: str) -> tuple[Tensor, ...]:
-        """Return tokens, ids, log-probabilities, counted, and features if any, of ``rows``."""
+        """Return tokens, ids, log_probs, counted, and features if there are any, of ``rows``."""
         used = np.flatnonzero(self.counted[rows].any(0))
         labels = slice(used[0], used[-1] + 1)
         length = self.tokens.shape[1] - self.counted.shape[1] + labels.stop
@@ -66,7 +66,7 @@ class Lesson:
         )
 
     def within(self, length: int, num_labels: int) -> Lesson:
-        """Return the rows in more room: of ``length`` tokens, with ``num_labels`` labels each."""
+        """Return the rows padded to ``length`` tokens, with ``num_labels`` labels each."""
         after = length - self.tokens.shape[1]
         labels = ((0, 0), (num_labels - after - self.counted.shape[1], after))
         return Lesson(
@@ -78,7 +78,7 @@ class Lesson:
         )
 
     def with_features(self, parts: Sequence[Tensor]) -> Lesson:
-        """Return the rows with features of all tokens, (num_rows, n, width) bf16 a part."""
+        """Return the rows with features of all tokens; a part is (num_rows, n, width) bf16."""
         bits = torch.cat([*parts], dim=1).view(torch.int16).cpu().numpy()
         lengths = self._feature_lengths().tolist()
         rows = (row[:length] for row, length in zip(bits, lengths, strict=True))
@@ -90,7 +90,10 @@ class Lesson:
         return lengths
 
     def write(self, file: Path) -> None:
-        """Write an .npz file, and before it features to an .npy file; each appears complete."""
+        """Write features, if any, to an .npy file, then the rest to an .npz file.
+
+        Each file appears only when it is complete.
+        """
         partial = file.with_suffix(".partial")
         if self.features is not None:
             keep_array(_features_file(file), np.concatenate(self.features))
@@ -107,7 +110,7 @@ class Lesson:
 
     @classmethod
     def read(cls, file: Path, *, with_features: bool = False) -> Lesson:
-        """Return what ``write`` wrote, features mapped; raise ExportError for a damaged file."""
+        """Read what ``write`` wrote, features memory-mapped; ExportError for a damaged file."""
         names = ("tokens", "counted", "ids", "log_probs")
         tokens, counted, ids, log_probs = read_arrays(file, names)
         shape = (*counted.shape, ids.shape[-1])
@@ -125,7 +128,7 @@ class Lesson:
 
 
 def joined(parts: Sequence[Lesson]) -> Lesson:
-    """Return the rows of all parts, one after the other, in the room that all of them need."""
+    """Return the rows of all parts, one after the other, padded to the same size."""
     length = max(part.tokens.shape[1] for part in parts)
     begins = [part.tokens.shape[1] - part.counted.shape[1] for part in parts]
     wide = [part.within(length, length - min(begins)) for part in parts]

@@ -1,14 +1,14 @@
 """Loss of a draft: KL, then total variation, which is one minus the acceptance; and its head.
 
-A head is a product with its weights: logits of some tokens, a few rows at a time. Logits over
-152,000 tokens need 1.2 GB for the 2,000 places of a step: ``TorchDevice.rows_at_once`` places are
-computed at a time, and again for the gradient.
+A head multiplies hidden states by its weights, a few rows at a time. Logits over 152,000 tokens
+need 1.2 GB for the 2,000 places of a step. So logits of only ``TorchDevice.rows_at_once`` places
+are computed at a time, and computed again for the gradient.
 
-A feature draft has the target's features for committed tokens, and its own for drafted ones. So
-every position is computed several times (EAGLE-3's training-time test):
+A feature draft reads the target's features for committed tokens, and its own features for drafted
+tokens. So every position is computed several times (EAGLE-3's training-time test):
 
     step 0: row t reads the target's feature of the token before it
-    step j: row t, after j drafted tokens, reads the own feature of row t - 1 in step j - 1
+    step j: row t, after j drafted tokens, reads the draft's feature of row t - 1 in step j - 1
 
 With 4 rows, row 3 of step 2 sees rows 0 and 1 of step 0, row 2 of step 1, and itself.
 """
@@ -30,7 +30,7 @@ from dsbd_export.feature_draft.model import FeatureDraft
 _LEAST = 1e-6  # probability of the bucket of all other tokens
 _TV_BEGINS, _TV_RISES, _MOST_TV = 0.3, 0.3, 0.9
 _COVERAGE_WEIGHT = 0.3
-_CACHED_LOGITS = 2**19  # numbers of one pass on a CPU, 2 MiB: they stay in its caches
+_CACHED_LOGITS = 2**19  # logits of one pass on a CPU, 2 MiB: they stay in the processor's caches
 
 
 def tv_weight(progress: float) -> float:
@@ -40,40 +40,40 @@ def tv_weight(progress: float) -> float:
 
 @dataclass(frozen=True)
 class Coverage:
-    """A term of the loss for beams: each of the target's best tokens is proposed.
+    """A term of the loss for beams: the draft should propose each of the target's best tokens.
 
-    Beams of width W keep the W best candidates of the target; KL hardly counts the second to W-th.
-    The term
+    A beam search of width W keeps the W best candidates of the target, but KL gives the second to
+    W-th candidate little weight. The term
 
         L_W = 1/W sum over the W best i of max(0, log p_i - log q_i)
 
-    counts each equally if q is below p.
+    gives the same weight to each candidate whose q is below p.
     """
 
     num_beams: int  # W
 
     def mixed_with(self, distance: Tensor, log_q: Tensor, log_p: Tensor) -> Tensor:
-        """Return (1 - c) distance + c L_W by position, (...); log_q and log_p are (..., K)."""
+        """Return (1 - c) distance + c L_W per position, (...); log_q and log_p are (..., K)."""
         best = slice(0, self.num_beams)
         missing = (log_p[..., best] - log_q[..., best]).clamp_min(0.0).mean(-1)
         return torch.lerp(distance, missing, _COVERAGE_WEIGHT)
 
 
 def selected(values: Tensor, counted: Tensor) -> Tensor:
-    """Return the positions that count, (n, ...), of (B, num_labels, ...); a view if all count."""
+    """Return the values (B, num_labels, ...) that count as (n, ...); a view if all count."""
     return values.flatten(0, 1) if bool(counted.all()) else values[counted]
 
 
 def distance(
     log_q: Tensor, log_p: Tensor, tv_weight: Tensor, coverage: Coverage | None = None
 ) -> Tensor:
-    """Return KL(p || q) mixed with the total variation, and with a coverage, (n,).
+    """Return KL(p || q) mixed with the total variation, and with the coverage term if any, (n,).
 
     p: target, q: draft, over the target's top tokens and one bucket for all others. One minus the
     total variation is the speculative acceptance rate (Leviathan et al. 2023, 3.2), hence the
     second term.
 
-    log_q, log_p: (n, K). tv_weight: of the total variation, ().
+    log_q, log_p: (n, K). tv_weight: (), weight of the total variation.
     """
     p, q = log_p.exp(), log_q.exp()
     rest_p = (1 - p.sum(-1)).clamp_min(_LEAST)
@@ -85,9 +85,10 @@ def distance(
 
 
 def log_probs_of(logits: Tensor, ids: Tensor) -> Tensor:
-    """Return the log-probabilities, (..., K), of ids, int64 and distinct in a row, by (..., V)."""
-    found: Tensor = _LogProbs.apply(logits.flatten(0, -2), ids.flatten(0, -2))  # type: ignore[no-untyped-call]
-    return found.view(ids.shape)
+    """Return log-probabilities of ids, (..., K) int64, distinct in a row, for logits (..., V)."""
+    args = logits.flatten(0, -2), ids.flatten(0, -2)
+    log_probs: Tensor = _LogProbs.apply(*args)  # type: ignore[no-untyped-call]
+    return log_probs.view(ids.shape)
 
 
 class _LogProbs(torch.autograd.Function):
@@ -116,7 +117,9 @@ def _rows_of(logits: Tensor) -> int:
     return max(1, _CACHED_LOGITS // vocab_size) if logits.device.type == "cpu" else num_rows
 
 
-_NEVER = -30.0  # log-probability of a token that is not proposed: it adds nothing to a sum
+_NEVER = (
+    -30.0
+)  # log-probability of a token that the draft does not propose: exp of it adds nothing to a sum
 _LEAST_MASS = 1e-6
 
 
@@ -124,24 +127,24 @@ _LEAST_MASS = 1e-6
 class Best:
     """The most probable tokens of a draft."""
 
-    # ids, logits: (n, K) int64 and float32, the best first; logits up to a constant
+    # ids: (n, K) int64. logits: (n, K) float32, up to a constant. The best first.
     ids: Tensor
     logits: Tensor
 
     @classmethod
     def of(cls, logits: Tensor, tokens: Tensor | None = None) -> Self:
-        """Return the best of logits, (n, V), of ``tokens``, (V,) int64; None: 0, 1, 2, ..."""
-        found = logits.float().topk(min(NUM_TOP, logits.shape[-1]))
-        return cls(found.indices if tokens is None else tokens[found.indices], found.values)
+        """Return the best by logits (n, V) of ``tokens``, (V,) int64; None: 0, 1, 2, ..."""
+        top = logits.float().topk(min(NUM_TOP, logits.shape[-1]))
+        return cls(top.indices if tokens is None else tokens[top.indices], top.values)
 
     def probs_of(self, ids: Tensor, sampling: Sampling) -> Tensor:
-        """Return the probabilities of tokens, (n, J), if the draft samples from its best."""
+        """Return probabilities of tokens, (n, J), when the draft samples from its best tokens."""
         probs = sampling.probs(self.logits)
         return ((ids[:, :, None] == self.ids[:, None]) * probs[:, None]).sum(-1)
 
 
 class DraftHead:
-    """The tokens that a draft proposes, (n,) int64 ascending or None: all; its logits for them."""
+    """Logits of a draft for the tokens that it proposes, (n,) int64 ascending, or None: all."""
 
     def __init__(
         self, vocab_size: int, proposed: NDArray[np.int64] | None, device: TorchDevice
@@ -155,34 +158,34 @@ class DraftHead:
         self._places = places
 
     def log_probs(self, hidden: Tensor, weight: Tensor, ids: Tensor) -> Tensor:
-        """Return log-probabilities of tokens, (n, K); ``_NEVER`` for those that are not proposed.
+        """Return log-probabilities of tokens, (n, K); ``_NEVER`` for tokens that are not proposed.
 
         hidden: (n, H). weight: (V, H), or (Vd, H) for the proposed tokens. ids: (n, K) int64.
         """
         places = self._places[ids]
         rows = self._of_proposed(weight, axis=0)
         args = hidden, rows, places.clamp_min(0), self._device
-        found: Tensor = _HeadLogProbs.apply(*args)  # type: ignore[no-untyped-call]
-        return torch.where(places >= 0, found, _NEVER)
+        log_probs: Tensor = _HeadLogProbs.apply(*args)  # type: ignore[no-untyped-call]
+        return torch.where(places >= 0, log_probs, _NEVER)
 
     def log_probs_of_logits(self, logits: Tensor, ids: Tensor) -> Tensor:
-        """As ``log_probs``, for logits over the vocabulary, (n, V)."""
+        """Return the same as ``log_probs``, from logits over the vocabulary, (n, V)."""
         places = self._places[ids]
-        found = log_probs_of(self._of_proposed(logits, axis=-1), places.clamp_min(0))
-        return torch.where(places >= 0, found, _NEVER)
+        log_probs = log_probs_of(self._of_proposed(logits, axis=-1), places.clamp_min(0))
+        return torch.where(places >= 0, log_probs, _NEVER)
 
     def best(self, hidden: Tensor, weight: Tensor) -> Best:
         """Return the most probable of the proposed tokens; arguments as for ``log_probs``."""
         return Best.of(hidden @ self._of_proposed(weight, axis=0).T, self._proposed)
 
     def best_of_logits(self, logits: Tensor) -> Best:
-        """As ``best``, for logits over the vocabulary, (n, V)."""
+        """Return the same as ``best``, from logits over the vocabulary, (n, V)."""
         return Best.of(self._of_proposed(logits, axis=-1), self._proposed)
 
     def proposable(self, ids: Tensor, log_p: Tensor) -> tuple[Tensor, Tensor]:
         """Return the target's distribution p / m over the proposed tokens, and their sum m, (n,).
 
-        ids, log_p: (n, K), of the target's top tokens. The result has ``_NEVER`` for the others.
+        ids, log_p: (n, K), the target's top tokens. Tokens that are not proposed get ``_NEVER``.
         """
         is_proposed = self._places[ids] >= 0
         mass = 1 - (log_p.exp() * ~is_proposed).sum(-1)
@@ -206,14 +209,14 @@ class _HeadLogProbs(torch.autograd.Function):
         ctx: Any, hidden: Tensor, weight: Tensor, ids: Tensor, device: TorchDevice
     ) -> Tensor:
         at_once, factor = device.rows_at_once(1, len(weight)), _factor(weight, device)
-        found, normalizers = [], []
+        log_probs, normalizers = [], []
         for rows, row_ids in _split(at_once, hidden, ids):
             logits = (rows.to(factor.dtype) @ factor.T).float()
             normalizers.append(logits.logsumexp(-1, keepdim=True))
-            found.append(logits.gather(-1, row_ids) - normalizers[-1])
+            log_probs.append(logits.gather(-1, row_ids) - normalizers[-1])
         ctx.save_for_backward(hidden, weight, ids, torch.cat(normalizers))
         ctx.device = device
-        return torch.cat(found)
+        return torch.cat(log_probs)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None, None]:
@@ -240,10 +243,10 @@ def _split(at_once: int, *arrays: Tensor) -> Any:
     return zip(*(torch.split(array, at_once) for array in arrays), strict=True)
 
 
-NUM_STEPS = 4  # of the training, and of the acceptance in progress lines
-_MOST_ROWS = 512  # in one sequence; longer ones have only step 0, to bound attention
+NUM_STEPS = 4  # steps of a rollout in the training, and for the acceptance in progress lines
+_MOST_ROWS = 512  # in one sequence; longer sequences have only step 0, to bound attention
 _DECAY = 0.8  # weight of a step relative to the previous one, as in EAGLE-3
-_JUDGED = 2  # after step 0 every second row is judged: the head takes most of a step
+_JUDGED = 2  # after step 0 the loss reads every second row: the head needs most of a step's time
 
 
 class RolloutCache:
@@ -254,7 +257,7 @@ class RolloutCache:
         self._values: list[Tensor] = []
 
     def update(self, key: Tensor, value: Tensor, *_: object, **__: object) -> tuple[Tensor, Tensor]:
-        """Add a step, (B, Hkv, T, D) each; return all of them, (B, Hkv, (step + 1) * T, D)."""
+        """Add a step, (B, Hkv, T, D) each; return all steps, (B, Hkv, (step + 1) * T, D) each."""
         self._keys.append(key)
         self._values.append(value)
         return torch.cat(self._keys, dim=2), torch.cat(self._values, dim=2)
@@ -262,9 +265,9 @@ class RolloutCache:
 
 def visible(num_rows: int, step: int, device: str) -> Tensor:
     """Return which rows of steps 0 to ``step`` its rows see, (1, 1, T, (step + 1) * T) bool."""
-    own = torch.arange(num_rows, device=device)[:, None] - step
+    last_given = torch.arange(num_rows, device=device)[:, None] - step
     row = torch.arange(num_rows, device=device)
-    parts = [row <= own, *(row == own + earlier for earlier in range(1, step + 1))]
+    parts = [row <= last_given, *(row == last_given + earlier for earlier in range(1, step + 1))]
     return torch.cat(parts, dim=1)[None, None]
 
 
@@ -273,17 +276,17 @@ def rollout(
 ) -> Iterator[Tensor]:
     """Yield the head's input in each step, (B, T, H); rows below the step's number are meaningless.
 
-    tokens: (B, T + 1); the first has no row. features: (B, T, width) of the target, for the token
-    before each row.
+    tokens: (B, T + 1); the first has no row. features: (B, T, width), the target's feature of the
+    token before each row.
     """
     num_rows = features.shape[1]
     positions = torch.arange(1, num_rows + 1, device=tokens.device)[None]
     read, cache = draft.projected(features), RolloutCache()
     for step in range(num_steps):
         mask = visible(num_rows, step, tokens.device.type)
-        normed, own = draft(tokens[:, 1:], positions, read, mask, cache)
+        normed, feature = draft(tokens[:, 1:], positions, read, mask, cache)
         yield normed
-        read = F.pad(own, (0, 0, 1, 0))[:, :-1]
+        read = F.pad(feature, (0, 0, 1, 0))[:, :-1]
 
 
 def rollout_loss(
@@ -297,8 +300,8 @@ def rollout_loss(
 
     A place is weighted by the total probability of the proposed tokens; see ``DraftHead``.
 
-    batch: as for ``DraftKind.loss``, and before the last item the target's features of all tokens
-        except the last, (B, length - 1, width).
+    batch: as for ``DraftKind.loss``, with one more item before the last: the target's features of
+        all tokens except the last, (B, length - 1, width).
     """
     tokens, ids, log_p, counted, features, tv_weight = batch
     num_rows = tokens.shape[1] - 1
@@ -327,7 +330,8 @@ def rollout_reads(
 ) -> Iterator[Tensor]:
     """Yield the head's input after the tokens that count, (n, H), in each step.
 
-    tokens: (B, length). counted: (B, num_new) bool, of the last. features: (B, length - 1, width).
+    tokens: (B, length). counted: (B, num_new) bool, for the last tokens. features: (B, length - 1,
+    width).
     """
     num_new = counted.shape[1]
     for normed in rollout(draft, tokens, features, min(NUM_STEPS, features.shape[1] - num_new + 1)):

@@ -1,9 +1,10 @@
 """Windows of sound that a draft of a speech model learns from, and the encoder's output for them.
 
-A window is kept as a prompt of two numbers: its own, and that of its audio's first window, from
+A window is kept as a prompt of two numbers: its number, and that of its audio's first window, from
 which the language is detected.
 
-Features and the encoder's output are kept in 16 bits; recomputing costs more than training on them.
+Features and the encoder's output are kept in 16 bits. Computing them again would take longer than
+training on them.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -32,11 +33,11 @@ from dsbd_runtime.bundle_files.durable_files import put_in_place
 from dsbd_runtime.parts.source.speech_entry import Features, SoundFeatures, SpeechEntry
 
 Hear = Callable[[Path, SpeechEntry], Iterator[Features]]
-"""Yields the windows of an audio file, (num_mels, num_frames) float32 each; raises InputError."""
+"""Yields the windows of an audio file, each (num_mels, num_frames) float32; raises InputError."""
 
 T = TypeVar("T")
 
-_SOURCE = 2  # numbers of a prompt
+_SOURCE = 2  # numbers that a prompt consists of
 MOST_KEPT_BYTES = 2**33  # of hidden states: 46 hours for Whisper base
 _ENCODED_TOGETHER = 8
 _SHARE_WITH_TIMES = 0.5
@@ -61,9 +62,9 @@ def write_windows(
 def all_heard(
     files: Iterable[TextFile], hear: Callable[[Path], Iterator[T]]
 ) -> Iterator[tuple[TextFile, T]]:
-    """Yield each file with what is heard in it, often several times.
+    """Yield pairs of a file and an item that ``hear`` yields for it; a file may have several items.
 
-    ExportError, after the last one: files that cannot be heard.
+    Raise ExportError after the last file if some cannot be read as audio.
     """
     wrong: list[DsbdError] = []
     num_files = 0
@@ -90,36 +91,36 @@ def open_windows(features: Path, speech: SpeechEntry) -> NDArray[np.float16]:
 def check_spoken(config: DistillConfig, checkpoint: Checkpoint) -> None:
     """Raise ExportError for a language or a task that the target does not support.
 
-    Those of prompts with sounds are checked where prompts are made.
+    For models that read sound in prompts, both are checked when prompts are made.
     """
     if isinstance(checkpoint, GivenCheckpoint):
         return
     speech = None if checkpoint.encoder is None else checkpoint.encoder.speech
-    known_by = {
+    supported_by_option = {
         "language": None if speech is None else speech.languages,
         "task": None if speech is None else speech.tasks,
     }
-    for name, known in known_by.items():
+    for name, supported in supported_by_option.items():
         value = getattr(config, name)
-        if value is None or (known is not None and value in known):
+        if value is None or (supported is not None and value in supported):
             continue
-        if known is None:
+        if supported is None:
             what = "reads no sound" if speech is None else "is of English alone"
             raise ExportError(
                 f"{name}={value!r} has no meaning for the target (family {checkpoint.family}), "
                 f"which {what}; leave it out"
             )
-        shown = ", ".join(list(known)[:6])
+        shown = ", ".join(list(supported)[:6])
         raise ExportError(
             f"{name}={value!r} is not known to the target at {checkpoint.folder}; use one of its "
-            f"{len(known)}, such as {shown}"
+            f"{len(supported)}, such as {shown}"
         )
 
 
 class SoundSources(SourceRowReader):
     """Sources that are windows of sound."""
 
-    spread = 1  # those with times begin with a token less
+    spread = 1  # sources with times begin with one token less
     answers_a_round = 64  # encoding a window is slow
 
     def __init__(
@@ -145,7 +146,7 @@ class SoundSources(SourceRowReader):
         self._language_of: dict[int, int] = {}
 
     def begun(self, prompts: Rows, seed: int) -> list[NDArray[np.integer]]:
-        """See SourceRowReader; a random half has times."""
+        """See SourceRowReader; a random half of the answers has timestamps."""
         have_times = np.random.default_rng(seed).random(len(prompts)) < _SHARE_WITH_TIMES
         return [
             np.array([*prompt, *self._begin(int(prompt[1]), bool(has_times))], np.int64)
@@ -161,13 +162,13 @@ class SoundSources(SourceRowReader):
 
     @torch.no_grad()
     def hidden_states(self, sources: Tensor, is_source: Tensor) -> tuple[Tensor, Tensor | None]:
-        """See SourceRowReader; all of a window is valid."""
+        """See SourceRowReader; without a mask, as all positions of a window are valid."""
         device = sources.device
         return self._hidden(sources[:, 0].tolist()).to(device), None
 
     @torch.no_grad()
     def ruled(self, logits: Tensor, targets: Tensor, num_begin: int) -> Tensor:
-        """See SourceRowReader: without suppressed tokens, with transformers' rules of times."""
+        """See SourceRowReader; suppresses tokens and applies transformers' rules of timestamps."""
         speech, scores = self._speech, logits[:, -1].clone()
         scores[:, speech.suppress_tokens] = _NEVER
         if targets.shape[1] == num_begin:
@@ -194,7 +195,7 @@ class SoundSources(SourceRowReader):
     def _language_token(self, first_window: int) -> int:
         """Return the token of the language of an audio, detected as requests do."""
         languages = self._speech.languages
-        assert languages is not None  # the caller has asked
+        assert languages is not None  # the caller has checked
         if self._language is not None:
             return languages[self._language]
         if first_window not in self._language_of:
@@ -212,17 +213,19 @@ class SoundSources(SourceRowReader):
     def _hidden(self, windows: list[int]) -> Tensor:
         """Return the encoder's output for windows, (B, N, W) float32."""
         kept = {window for window in windows if self._file(window).exists()}
-        found = {window: read_array(self._file(window)) for window in kept}
+        states_by_window = {window: read_array(self._file(window)) for window in kept}
         missing = [window for window in dict.fromkeys(windows) if window not in kept]
         device = next(self._target.parameters()).device
         for begin in range(0, len(missing), _ENCODED_TOGETHER):
             part = missing[begin : begin + _ENCODED_TOGETHER]
             features = torch.from_numpy(self._features[part].astype(np.float32)).to(device)
-            with torch.autocast(device.type, enabled=False):  # kept for exact measurements too
+            with torch.autocast(
+                device.type, enabled=False
+            ):  # the kept states serve exact measurements too
                 hidden = self._target.get_encoder()(features).last_hidden_state
             for window, states in zip(part, hidden.float().cpu().numpy(), strict=True):
-                found[window] = self._keep(window, states.astype(np.float16))
-        return torch.from_numpy(np.stack([found[window] for window in windows])).float()
+                states_by_window[window] = self._keep(window, states.astype(np.float16))
+        return torch.from_numpy(np.stack([states_by_window[window] for window in windows])).float()
 
     def _file(self, window: int) -> Path:
         return self._kept / f"{window:07d}.npy"

@@ -1,7 +1,7 @@
 """Sources of an encoder-decoder, the teacher that answers them, and drafts of its decoder.
 
-A prompt is a source's tokens, then those that every target begins with. A row that a draft learns
-from is the source, then the target; distributions are those after tokens of the target.
+A prompt is a source's tokens, then the tokens that every target begins with. A row that a draft
+learns from is the source, then the target. Distributions follow tokens of the target.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ class SourceRows:
 
     @classmethod
     def of(cls, tokens: Tensor, counted: Tensor, reader: SourceRowReader) -> SourceRows:
-        """Separate rows of a pool.
+        """Separate rows of a pool into sources and targets.
 
-        If targets begin with one token b, a row [s, s, b, y, y] whose last three count has the
-        source [s, s] and the target [b, y, y].
+        If targets begin with one token b, a row [s, s, b, y, y] whose last three tokens count has
+        the source [s, s] and the target [b, y, y].
 
         tokens: (B, length) int64. counted: (B, num_labels) bool, after the last tokens of each row.
         """
@@ -71,10 +71,10 @@ class SourceRows:
 class RowReader:
     """Reads stored prompts whose requests have a source."""
 
-    answers_a_round = 256  # of the pool
+    answers_a_round = 256  # answers of a round of the pool
 
     def __init__(self, most_begin: int) -> None:
-        """Take the most tokens before an answer."""
+        """Take the maximum number of tokens before an answer."""
         self.most_begin = most_begin
 
     def begun(self, prompts: Rows, seed: int) -> list[NDArray[np.integer]]:
@@ -82,17 +82,17 @@ class RowReader:
         return [*prompts]
 
     def request_of(self, row: NDArray[np.integer]) -> tuple[Source, list[int]]:
-        """Return the source of a row of ``begun`` as engines read it, and the prompt."""
+        """Return the source of a row of ``begun``, as engines read sources, and the prompt."""
         raise NotImplementedError
 
 
 class SourceRowReader(RowReader):
-    """Reads the sources of rows of a pool; here texts, whose targets all begin alike.
+    """Reads the sources of rows of a pool; here texts, whose targets begin with the same tokens.
 
     A prompt is a source, followed by the tokens that its target begins with.
     """
 
-    spread = 64  # rows continued together differ in length by less
+    spread = 64  # rows continued together differ in length by less than this
 
     def __init__(self, target: Any, num_begin: int) -> None:
         """Take the model, and how many tokens of the target follow each stored source."""
@@ -100,16 +100,19 @@ class SourceRowReader(RowReader):
         self._target = target
 
     def parted(self, row: NDArray[np.integer]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the source of such a row, and the tokens that its target begins with."""
+        """Return the source of a row of ``begun``, and the tokens that its target begins with."""
         ids = np.asarray(row, np.int64)
         return ids[: -self.most_begin], ids[-self.most_begin :]
 
     def begins(self, first_labels: Tensor) -> Tensor:
-        """Return where targets begin in rows, (B,) int64, by the first places that count."""
+        """Return the index in each row at which its target begins, (B,) int64.
+
+        first_labels: (B,) int64, the first place that counts in each row.
+        """
         return first_labels - (self.most_begin - 1)
 
     def hidden_states(self, sources: Tensor, is_source: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return the output for sources, (B, M), as (B, N, W), and its mask, (B, N)."""
+        """Return the encoder's output for sources (B, M) as (B, N, W), and its mask (B, N)."""
         with torch.no_grad():
             output = self._target.get_encoder()(input_ids=sources, attention_mask=is_source)
         return output.last_hidden_state, is_source
@@ -129,7 +132,7 @@ class SourceRowReader(RowReader):
 
 @dataclass(frozen=True)
 class SourceTeacher(Teacher):
-    """A target that reads sources; its prompts are those of ``reader``. See Teacher."""
+    """A target that reads sources; ``reader`` reads its prompts. See Teacher."""
 
     reader: SourceRowReader = field(kw_only=True)
 
@@ -152,12 +155,12 @@ class SourceTeacher(Teacher):
         ends: Sequence[int],
     ) -> tuple[NDArray[np.int64], Lesson]:
         """See Teacher; rows begin with their sources."""
-        rows, found = super().continued(prompts, num_new, sampling, generator, ends)
+        rows, lesson = super().continued(prompts, num_new, sampling, generator, ends)
         sources = [self.reader.parted(prompt)[0] for prompt in prompts]
         lessons = [
             dataclasses.replace(
-                found.at(slice(index, index + 1)),
-                tokens=np.concatenate([source, found.tokens[index]])[None].astype(np.uint32),
+                lesson.at(slice(index, index + 1)),
+                tokens=np.concatenate([source, lesson.tokens[index]])[None].astype(np.uint32),
             )
             for index, source in enumerate(sources)
         ]
@@ -235,7 +238,7 @@ class SourceTokens:
             bos_token_id=None if has_own else checkpoint.bos_token_id,
             file=SOURCE_TOKENIZER_FILE if has_own else TOKENIZER_FILE,
         )
-        assert checkpoint.encoder is not None  # the caller has asked
+        assert checkpoint.encoder is not None  # the caller has checked
         self._encoder = checkpoint.encoder
         self.longest = longest
         self.num_left_out = 0

@@ -1,6 +1,6 @@
-"""The target as a teacher: its own samples, and its most probable next tokens of any text.
+"""The target as a teacher: its samples, and its most probable next tokens for any text.
 
-Its logits exist for a few rows at a time, ``_MOST_LOGITS`` numbers at most.
+Logits of only a few rows are in memory at a time, at most ``_MOST_LOGITS`` numbers.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ from dsbd_export.parts.features import layers_of
 
 
 class TeacherFeatures:
-    """Takes features from the passes through a target."""
+    """Collects features from the forward passes of a target."""
 
     def __init__(self, target: PreTrainedModel, layers: Sequence[int], hidden_size: int) -> None:
         self.width = len(layers) * hidden_size
@@ -34,7 +34,7 @@ class TeacherFeatures:
 
     @contextlib.contextmanager
     def taken(self) -> Iterator[list[Tensor]]:
-        """Yield a list that gets the features, (B, n, width) bf16, of each call of the target."""
+        """Yield a list; each call of the target appends its features, (B, n, width) bf16."""
         parts: list[Tensor] = []
         entering: dict[nn.Module, Tensor] = {}
 
@@ -54,9 +54,9 @@ class TeacherFeatures:
                 hook.remove()
 
 
-_MOST_LOGITS = 2**26  # numbers of one call, 256 MiB in fp32
+_MOST_LOGITS = 2**26  # logits of one call, 256 MiB in fp32
 _FEW_LOGITS = 2**23  # the same on a CPU, so that they fit its caches
-_MOST_CACHE_BYTES = 2**31  # of keys and values while sampling
+_MOST_CACHE_BYTES = 2**31  # of the keys and values while sampling
 
 
 @dataclass(frozen=True)
@@ -64,25 +64,25 @@ class TorchDevice:
     """Device on which models are trained and run."""
 
     name: str
-    uses_bf16: bool  # whether products are computed in bf16, if the hardware is good at it
+    uses_bf16: bool  # whether products are computed in bf16: if the hardware computes it fast
 
     def rows_at_once(self, num_labels: int, vocab_size: int) -> int:
-        """Return how many rows with logits of so many tokens are computed together."""
+        """Return how many rows, each with logits of so many tokens, are computed together."""
         numbers = _FEW_LOGITS if self.name == "cpu" else _MOST_LOGITS
         return max(1, numbers // (num_labels * vocab_size))
 
     @contextlib.contextmanager
     def autocast(self) -> Iterator[None]:
-        """Compute products in bf16 inside the block, if the hardware is good at it."""
+        """Compute products in bf16 inside the block, if ``uses_bf16``."""
         with torch.autocast(self.name, dtype=torch.bfloat16, enabled=self.uses_bf16):
             yield
 
     @contextlib.contextmanager
     def narrow_products(self, model: nn.Module) -> Iterator[None]:
-        """Compute ``model`` in bf16 inside the block, if the hardware is good at it.
+        """Compute ``model`` in bf16 inside the block, if ``uses_bf16``.
 
-        On a CPU only its products: autocast would cast all weights in every call, and attention in
-        bf16 takes several times as long for a single query as in fp32.
+        On a CPU only its products are in bf16: autocast would cast all weights in every call, and
+        attention for a single query takes several times as long in bf16 as in fp32.
         """
         if self.name != "cpu" or not self.uses_bf16:
             with self.autocast():
@@ -122,7 +122,7 @@ class Sampling:
     top_p: float = 1.0
 
     def probs(self, logits: Tensor) -> Tensor:
-        """Return probabilities, (..., K), zero if cut off, of sorted logits, (..., K)."""
+        """Return probabilities for sorted logits, (..., K) both; tokens that are cut off have 0."""
         probs = (logits / self.temperature).softmax(-1)
         probs[..., self.top_k :] = 0.0
         probs /= probs.sum(-1, keepdim=True)
@@ -135,7 +135,7 @@ CHAT_SAMPLING = Sampling(temperature=0.7, top_k=NUM_TOP, top_p=0.9)
 
 
 def num_labels(length: int, vocab_size: int) -> int:
-    """Return for how many tokens of a row distributions can be computed at once."""
+    """Return at how many tokens of a row distributions can be computed at once."""
     return min(length, max(1, _MOST_LOGITS // vocab_size))
 
 
@@ -146,9 +146,9 @@ Rows = Sequence[NDArray[np.integer]]
 class Opened:
     """Prompts as the target reads them."""
 
-    begins: Rows  # of each row, the tokens before the first that is drawn
-    name: str
-    arguments: dict[str, Any]
+    begins: Rows  # for each row, the tokens before the first drawn token
+    name: str  # of the model's input for tokens
+    arguments: dict[str, Any]  # the model's other inputs  # the model's other inputs
 
 
 @dataclass(frozen=True)
@@ -163,7 +163,7 @@ class Teacher:
 
     @property
     def spread(self) -> int:
-        """Return the number of tokens by less than which prompts answered together differ."""
+        """Return a number of tokens: prompts answered together differ in length by less."""
         return 64
 
     def exact(self) -> Self:
@@ -179,14 +179,14 @@ class Teacher:
         return joined([self._labelled(rows, num_labels) for rows in np.split(tokens, begins)])
 
     def _labelled(self, tokens: NDArray[np.int64], num_labels: int) -> Lesson:
-        """As ``label``, for all rows at once."""
+        """Do the same as ``label``, for all rows at once."""
         ids = torch.from_numpy(tokens).to(self.device.name)
         with self._features_taken() as parts, self.device.narrow_products(self.target):
             out = self.target(input_ids=ids, use_cache=False, logits_to_keep=num_labels)
         best, log_probs = self.top(out.logits.float())
         counted = np.ones(best.shape[:2], bool)
-        found = Lesson(tokens.astype(np.uint32), best, log_probs, counted)
-        return found if self.features is None else found.with_features(parts)
+        lesson = Lesson(tokens.astype(np.uint32), best, log_probs, counted)
+        return lesson if self.features is None else lesson.with_features(parts)
 
     def _features_taken(self) -> contextlib.AbstractContextManager[list[Tensor]]:
         return contextlib.nullcontext([]) if self.features is None else self.features.taken()
@@ -223,8 +223,8 @@ class Teacher:
         groups: list[list[int]] = []
         for row in order:
             shortest = len(prompts[groups[-1][0]]) if groups else -self.spread
-            most = self._rows_at_once(len(prompts[row]) + num_new)
-            if len(prompts[row]) >= shortest + self.spread or len(groups[-1]) >= most:
+            max_rows = self._rows_at_once(len(prompts[row]) + num_new)
+            if len(prompts[row]) >= shortest + self.spread or len(groups[-1]) >= max_rows:
                 groups.append([])
             groups[-1].append(row)
         parts = [
@@ -245,9 +245,10 @@ class Teacher:
         generator: torch.Generator,
         ends: Sequence[int],
     ) -> tuple[NDArray[np.int64], Lesson]:
-        """Return rows (num_rows, length), and all but their last token with the distributions.
+        """Return rows (num_rows, length), and a lesson of all their tokens except the last.
 
-        length: of the longest prompt with its new tokens, or less; tokens after ends do not count.
+        length is at most that of the longest prompt with its new tokens. Tokens after one of
+        ``ends`` do not count.
         """
         opened, name, device = self._opened(prompts), cache_name(self.target), self.device.name
         begins = opened.begins
@@ -270,8 +271,8 @@ class Teacher:
                 if draws.is_over.all():
                     break
         rows = torch.cat(pieces, dim=1).cpu().numpy()
-        found = Lesson(rows[:, :-1].astype(np.uint32), *draws.labels())
-        return rows, found if self.features is None else found.with_features(parts)
+        lesson = Lesson(rows[:, :-1].astype(np.uint32), *draws.labels())
+        return rows, lesson if self.features is None else lesson.with_features(parts)
 
     def _opened(self, prompts: Rows) -> Opened:
         return Opened(prompts, "input_ids", {"logits_to_keep": 1})
@@ -281,7 +282,7 @@ class Teacher:
         return logits
 
     def top(self, logits: Tensor) -> tuple[NDArray[np.uint32], NDArray[np.float32]]:
-        """Return ids and log-probabilities of the most probable tokens of (..., vocab) logits."""
+        """Return ids and log-probabilities of the most probable tokens for logits (..., vocab)."""
         top = logits.topk(min(NUM_TOP, self.vocab_size))
         log_probs = top.values - logits.logsumexp(-1, keepdim=True)
         return top.indices.cpu().numpy().astype(np.uint32), log_probs.cpu().numpy()
@@ -291,7 +292,7 @@ _ROOM = 32  # tokens that a cache has room for when it grows
 
 
 class InPlaceLayer(DynamicLayer):  # type: ignore[misc]  # transformers has no types
-    """Keys and values of a layer, written where there is room; the library copies all each time."""
+    """Keys and values of a layer, written into free room; the library copies all in every call."""
 
     def __init__(self, layer: DynamicLayer) -> None:
         super().__init__()
@@ -316,7 +317,7 @@ def in_place(cache: Any) -> Any:
     """Return a cache of a model, whose layers that keep all tokens are now ``InPlaceLayer``s."""
     of_decoder = getattr(cache, "self_attention_cache", cache)
     for index, layer in enumerate(getattr(of_decoder, "layers", ())):
-        if type(layer) is DynamicLayer:  # not one that inherits: it keeps something else
+        if type(layer) is DynamicLayer:  # not a subclass: it keeps something else
             of_decoder.layers[index] = InPlaceLayer(layer)
     return cache
 
@@ -330,7 +331,7 @@ def padded(rows: Rows) -> NDArray[np.int64]:
 
 
 class Draws:
-    """Tokens that are drawn for several rows, and the distributions that they are drawn from."""
+    """Tokens drawn for several rows, and the distributions from which they are drawn."""
 
     def __init__(
         self,
@@ -350,7 +351,7 @@ class Draws:
         self._counted: list[Tensor] = []
 
     def draw(self, logits: Tensor, has_begun: Tensor) -> Tensor:
-        """Return a token for each row, (B,) int64, by logits (B, 1, V) and has_begun (B,) bool."""
+        """Return a token for each row, (B,) int64, from logits (B, 1, V); has_begun: (B,) bool."""
         teacher, sampling = self._teacher, self._sampling
         self._tops.append(teacher.top(logits))
         draws = has_begun & ~self.is_over

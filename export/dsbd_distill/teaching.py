@@ -1,7 +1,7 @@
 """Teaching: the target on its device, tokens of the data, and held-out samples.
 
-The tokens of all data are streams on disk: texts and chats, sources, or sound. A source is a line
-of a file: a text, or in a ``.jsonl`` file a string, or an object with a field ``source`` or
+The tokens of all data are streams on disk: texts and chats, sources, or sound. Each line of a file
+is a source: a text, or in a ``.jsonl`` file a string or an object with a field ``source`` or
 ``text``.
 """
 
@@ -60,7 +60,7 @@ from dsbd_export.tokenizers.tokenizer_files import write_tokenizer_files
 from dsbd_runtime.bundle_files.bundle import GENERATION_CONFIG_FILE
 from dsbd_runtime.text.tokenizer import Tokenizer
 
-_NUM_PROMPTS = 256  # held out
+_NUM_PROMPTS = 256  # held-out prompts
 _BYTES_PER_NUMBER = 4  # in fp32, the widest
 
 
@@ -74,7 +74,7 @@ class Teaching:
     streams: TokenStreams
     held_out: HeldOutPrompts
     device: TorchDevice
-    # of prompts whose requests have a source; None: they have none
+    # reads prompts whose requests have a source; None: requests have no source
     reader: RowReader | None = None
 
 
@@ -92,7 +92,7 @@ def prepare_teaching(
     streams = token_streams(config, checkpoint, files, work, report, hear, ask)
     device = best_device()
     report(f"loading the target on {device.name}{', products in bf16' * device.uses_bf16}")
-    # An encoder stays in fp32: the draft has its weights as they are, or could not share it.
+    # An encoder stays in fp32: the draft can share it only if its weights are unchanged.
     if isinstance(checkpoint, GivenCheckpoint):
         target = GivenPromptSource(checkpoint).load("fp32", report)
     else:
@@ -117,7 +117,8 @@ def prepare_teaching(
 def learns_few_answers(config: DistillConfig, streams: TokenStreams) -> bool:
     """Return whether a draft learns quickly from few rows: a feature draft, from chats alone.
 
-    It learns answers by heart after few passes, so it learns each 8 times and keeps its embedding.
+    It overfits to answers after few passes. So it sees each answer 8 times, and its embedding is
+    not trained.
     """
     return config.kind == FEATURE and streams.has_chats and not streams.has_texts
 
@@ -242,8 +243,8 @@ def token_streams(
         elif encoder.speech is None:
             _write_sources(checkpoint, remaining, begin, work, report)
         else:
-            own = _hearing(hear, checkpoint)
-            write_windows(remaining, own, encoder.speech, work.features, work.tokens)
+            hear_windows = _hearing(hear, checkpoint)
+            write_windows(remaining, hear_windows, encoder.speech, work.features, work.tokens)
     kind = CHATS if encoder is None else SOURCES
     return _opened_streams(work, WINDOWS if reads_sound(checkpoint) else kind, report)
 
@@ -310,7 +311,7 @@ def _write_sources(
     work: WorkFolder,
     report: Report,
 ) -> None:
-    """begin: the tokens that every target begins with, which are put after each source."""
+    """Write all sources, each followed by ``begin``, the tokens that every target begins with."""
     assert checkpoint.encoder is not None  # the caller has asked
     longest = min(MOST_SOURCE, checkpoint.encoder.context_length)
     reader = SourceTokens(_tokenizer_folder(checkpoint, work, report), checkpoint, longest)
@@ -324,7 +325,7 @@ def _write_sources(
 
 
 def target_begin(checkpoint: Checkpoint) -> list[int]:
-    """Return the tokens that targets begin with; raise ExportError if their language is open."""
+    """Return the tokens that targets begin with; ExportError if their language is not fixed."""
     encoder = checkpoint.encoder
     assert encoder is not None  # the caller has asked
     file, name = checkpoint.folder / GENERATION_CONFIG_FILE, "forced_bos_token_id"

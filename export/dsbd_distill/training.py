@@ -25,10 +25,10 @@ _MOMENTUM = 0.95  # of Muon
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """Length of a training: one of the two."""
+    """Length of a training: in steps, or else in seconds."""
 
     steps: int | None = None
-    seconds: float = math.inf  # of all processes that trained, each up to its last checkpoint
+    seconds: float = math.inf  # of all training processes together, each up to its last checkpoint
 
     def progress(self, step: int, seconds: float) -> float:
         """Return the share of the training that is over, 1 or more at its end."""
@@ -61,13 +61,13 @@ class TrainingState:
     step: int = 0
     seconds: float = 0.0
     progress: float = 0.0  # share of the budget
-    # of the steps since the last point of ``history``
+    # losses of the steps since the last point of ``history``
     losses: list[float] = field(default_factory=list)
     history: list[Point] = field(default_factory=list)
 
 
 Observer = Callable[[TrainingState], Point | None]
-"""Called before the first step and after every step; a point that it returns joins the history."""
+"""Called before the first step and after every step; a returned point is added to the history."""
 
 
 def optimizers(model: nn.Module, learning_rate: float) -> list[torch.optim.Optimizer]:
@@ -117,8 +117,8 @@ class Muon(torch.optim.Optimizer):
 def orthogonalized(matrix: Tensor) -> Tensor:
     """Return a matrix with the singular vectors of ``matrix``, (m, n), and values of about 1.
 
-    By Newton and Schulz's iteration with the coefficients of Jordan et al., which ends between 0.7
-    and 1.2; in bf16 on a GPU.
+    Uses the Newton-Schulz iteration with the coefficients of Jordan et al. Its values are between
+    0.7 and 1.2. Computed in bf16 on a GPU.
     """
     result = matrix.bfloat16() if matrix.is_cuda else matrix
     is_tall = matrix.shape[0] > matrix.shape[1]
@@ -162,7 +162,7 @@ class Trainer:
         loss_of: Loss,
         observe: Observer,
     ) -> TrainingState:
-        """Train to the end of the budget; ``batches_at`` takes step and progress alone."""
+        """Train to the end of the budget; ``batches_at`` takes the step and the progress."""
         state = self.state
         began, saved = self._clock() - state.seconds, state.seconds
         if not state.step:

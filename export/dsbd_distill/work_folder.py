@@ -1,7 +1,7 @@
 """Work folder of a distillation, DRAFT.work next to DRAFT: a killed run leaves it for the next.
 
-settings.json has the options, which the command that resumes must repeat; lock is locked while a
-process works in the folder; bundle/ is the exported pair, while its speed is measured.
+settings.json has the options; a command that resumes must repeat them. The file lock is locked
+while a process works in the folder. bundle/ is the exported pair while its speed is measured.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class WorkFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.tokens = path / "tokens"  # of all data
+        self.tokens = path / "tokens"  # tokens of all data
         self.held_out = path / "held_out"  # the target's samples after held-out prompts
-        self.pool = path / "pool"  # of labelled rows
+        self.pool = path / "pool"  # rounds of labelled rows
         self.features = path / "windows.bin"
         self.pieces = path / "pieces"  # of sounds in prompts, as the encoder reads them
         self.hidden_states = path / "hidden_states"
@@ -111,7 +111,7 @@ def read_arrays(file: Path, names: Iterable[str]) -> list[NDArray[Any]]:
 
 
 def keep_array(file: Path, array: NDArray[Any]) -> None:
-    """Write an .npy file, which appears complete."""
+    """Write an .npy file, which appears only when it is complete."""
     partial = file.with_suffix(".partial")
     with partial.open("wb") as opened:
         np.save(opened, array, allow_pickle=False)
