@@ -1,7 +1,7 @@
 """Graphs over caches alone: rows moved by a prune, or folded into a checkpoint of a recurrence.
 
-With c the checkpoint, its matrix S and the decay G_c at it, and rows j of which n is the last, the
-new one has
+The checkpoint has the matrix S and the decay G_c. The rows j are folded into it, and n is the last
+of them. The new checkpoint has the matrix
 
     S' = exp(G_n - G_c) S + sum_j exp(G_n - G_j) k_j u_j'       and the decay G_n
 """
@@ -30,7 +30,7 @@ from dsbd_runtime.parts.attention.cache_entries import (
 from dsbd_runtime.parts.recent.recent_rows import FOLDED_ROWS
 
 _ROW_AXIS = 2
-_IR_VERSION = 10  # the one that torch.onnx writes; onnxruntime refuses the newest
+_IR_VERSION = 10  # the version that torch.onnx writes; onnxruntime refuses the newest
 _ELEMENT_TYPES = {
     "fp32": TensorProto.FLOAT,
     "fp16": TensorProto.FLOAT16,
@@ -39,9 +39,9 @@ _ELEMENT_TYPES = {
 
 
 def write_prune_graph(contract: ExportContract, file: Path) -> None:
-    """Write the graph for the caches of a contract.
+    """Write the graph that moves rows of the caches of a contract.
 
-    Row ``write_indices[0] + k`` of every cache becomes the old row ``src_rows[k]``, in every space.
+    In every space, the old row ``src_rows[k]`` of every cache moves to ``write_indices[0] + k``.
     """
     inputs = []
     for space in contract.spaces:
@@ -71,7 +71,7 @@ def write_prune_graph(contract: ExportContract, file: Path) -> None:
 
 
 def write_fold_graph(caches: Sequence[RecurrentRows], file: Path) -> None:
-    """Write the graph for these caches."""
+    """Write the graph that folds rows of these caches into their checkpoints."""
     builder = _Builder()
     inputs = [helper.make_tensor_value_info(FOLDED_ROWS, TensorProto.INT64, ["T"])]
     outputs = []

@@ -1,7 +1,7 @@
-"""Caches that a model is handed: one that records its layers' rows, and that of a graph.
+"""Caches that are passed to a model: one records its layers' rows, the other is part of a graph.
 
-In a graph every update is a TensorScatter from graph input to output. The recorded kinds of rows,
-heads, widths and values are those of the model's layers.
+In a graph every update is a TensorScatter from graph input to output. The recording cache stores
+the kinds of rows, heads, widths and values of the model's layers.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -34,14 +34,14 @@ LayerCache = tuple[Tensor, ...]  # the parts of one layer's cache, (1, heads, ro
 
 
 class ForestCache(Cache):  # type: ignore[misc]  # transformers has no types
-    """The cache that a model is handed: ``present`` is ``past`` with the new rows scattered in."""
+    """Cache of a captured model: ``present`` is ``past`` with the new rows scattered into it."""
 
     def __init__(
         self, past: Mapping[tuple[int, str], LayerCache], write_indices: Mapping[str, Tensor]
     ) -> None:
-        """Take the caches by layer and kind, and by kind the first of the new rows, (1,) int64."""
+        """Take the caches by layer and kind, and for each kind the first new row, (1,) int64."""
         super().__init__(layers=[])
-        # By kind of rows: functions that get a layer's rows, and what was appended to them.
+        # By kind of rows: functions that receive a layer's rows, and the values appended to them.
         self.readers: dict[str, Callable[[Tensor, Tensor], None]] = {}
         self.recurrent_layer = 0
         self._past, self._write_indices = past, write_indices
@@ -50,18 +50,19 @@ class ForestCache(Cache):  # type: ignore[misc]  # transformers has no types
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: object, **__: object
     ) -> LayerCache:
-        """Return (1, Hkv, C, D) each: the old rows of a layer and the new ones, (1, Hkv, S, D)."""
+        """Return all rows of a layer, (1, Hkv, C, D) each, with the new rows, (1, Hkv, S, D)."""
         return self._appended(layer_idx, ATTENTION_ROWS, (key_states, value_states))
 
     def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> None:
-        """Return None: what a convolution has read before are rows of the cache."""
+        """Return None: earlier inputs of a convolution are rows of the cache."""
 
     def update_conv_state(
         self, conv_states: Tensor, layer_idx: int, *_: object, **__: object
     ) -> Tensor:
-        """Keep the inputs of a layer's convolution, and give it the rows of all paths.
+        """Append the inputs of a layer's convolution, and pass the rows of all paths to its reader.
 
-        conv_states: (1, W, S). Returned in the precision of the cache; see ``PathConvolutions``.
+        conv_states: (1, W, S). They are returned in the cache's precision; see
+        ``PathConvolutions``.
         """
         (past,) = self.unwritten(layer_idx, CONVOLUTION_ROWS)
         conv_states = conv_states.to(past.dtype)
@@ -71,14 +72,14 @@ class ForestCache(Cache):  # type: ignore[misc]  # transformers has no types
         return conv_states
 
     def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> None:
-        """Return None: a recurrence is over rows of the cache; the next one is this layer's."""
+        """Return None: the state is in rows of the cache. The next recurrence is this layer's."""
         self.recurrent_layer = layer_idx
 
     def update_recurrent_state(self, *_: object, **__: object) -> None:
-        """Keep no state: what replaces the recurrence has kept rows."""
+        """Keep no state: the replaced recurrence has already kept rows."""
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Return 0: positions come in from outside, nothing may be counted here."""
+        """Return 0: positions are inputs, so the cache must not count rows."""
         return 0
 
     def present(self) -> list[LayerCache]:
@@ -90,7 +91,7 @@ class ForestCache(Cache):  # type: ignore[misc]  # transformers has no types
         self._present[layer, kind] = present
 
     def unwritten(self, layer: int, kind: str) -> LayerCache:
-        """Return what a layer has kept before this call, of one kind."""
+        """Return a layer's rows before this call, of one kind; ExportError if already written."""
         if (layer, kind) in self._present:
             raise ExportError(f"layer {layer} writes its cache twice; the family is not known")
         if (layer, kind) not in self._past:
@@ -142,13 +143,13 @@ class RecordingCache(DynamicCache):  # type: ignore[misc]  # transformers has no
         **more: object,
     ) -> tuple[Tensor, Tensor]:
         self.rows[layer_idx] = key_states, value_states
-        found: tuple[Tensor, Tensor] = super().update(
+        present: tuple[Tensor, Tensor] = super().update(
             key_states, value_states, layer_idx, *args, **more
         )
-        return found
+        return present
 
     def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> None:
-        """Return None: a layer has seen nothing before."""
+        """Return None: there are no earlier inputs."""
 
     def update_conv_state(
         self, conv_states: Tensor, layer_idx: int, *, conv_kernel_size: int, **_: object
@@ -162,7 +163,7 @@ class RecordingCache(DynamicCache):  # type: ignore[misc]  # transformers has no
     def update_recurrent_state(
         self, recurrent_states: object, layer_idx: int, *_: object, **__: object
     ) -> None:
-        """Keep nothing; raise for a state of another recurrence than those that can be rows."""
+        """Keep nothing; raise ExportError for a recurrence whose state cannot be stored as rows."""
         if layer_idx not in self.recurrences:
             raise ExportError(
                 f"layer {layer_idx} keeps a recurrent state of another kind than the gated delta "
@@ -178,9 +179,10 @@ class RecordingCache(DynamicCache):  # type: ignore[misc]  # transformers has no
 def probed_caches(
     model: PreTrainedModel, checkpoint: Checkpoint, dtype: str
 ) -> tuple[CacheEntry, ...]:
-    """Return the caches of a model, those of its engine in ``dtype``, by a run over two tokens.
+    """Return the caches of a model's engine in ``dtype``, found by a run over two tokens.
 
-    Raises ExportError for anything except rows of attention, convolutions and known recurrences.
+    Raises ExportError for layers that cache anything except rows of attention, convolutions and
+    known recurrences.
     """
     cache = RecordingCache()
     with (
@@ -192,7 +194,7 @@ def probed_caches(
         token_ids = torch.zeros(1, _NUM_ROWS, dtype=torch.int64)
         try:
             model(input_ids=token_ids, **{cache_name(model): cache})
-        except Exception as error:  # a family may do anything with a cache that is not its own
+        except Exception as error:  # a family may do anything with an unexpected cache class
             raise own_error_in(error) or ExportError(
                 f"the {checkpoint.role} (family {checkpoint.family}) keeps more than rows of keys "
                 f"and values, convolutions and known recurrences ({reason_of(error)}); choose "
@@ -215,7 +217,10 @@ def probed_caches(
 def largest_values(
     model: PreTrainedModel, checkpoint: Checkpoint, more: Sequence[ForestCase] = ()
 ) -> dict[int, NDArray[np.float32]]:
-    """Return the largest magnitudes of values, (Hkv, D) by layer, in text, random tokens, more."""
+    """Return the largest magnitudes of values, (Hkv, D) by layer.
+
+    They are computed for a text, for random tokens, and for the cases ``more``.
+    """
     text = text_case(checkpoint)
     size = len(text.node_ids)
     noise = np.random.default_rng(0).integers(0, num_drawn(checkpoint), size, dtype=np.int64)
@@ -227,15 +232,15 @@ def largest_values(
         with torch.no_grad(), ComputeIn(torch.float32):
             model(**inputs, use_cache=True)
         for layer, (_, values) in cache.rows.items():
-            found = values.abs().amax((0, 2)).numpy()
-            seen[layer] = np.maximum(seen.get(layer, found), found)
+            largest = values.abs().amax((0, 2)).numpy()
+            seen[layer] = np.maximum(seen.get(layer, largest), largest)
     return seen
 
 
 def attention_rows(
     cache: RecordingCache, checkpoint: Checkpoint, dtype: str, num_rows: int
 ) -> Iterator[AttentionRows]:
-    """Yield entries of layers with keys and values of so many rows; else raise ExportError."""
+    """Yield the entries of layers; ExportError unless each cached ``num_rows`` keys and values."""
     for layer, rows in cache.rows.items():
         key, value = (part.shape for part in rows)
         if len(key) != 4 or key[:3] != value[:3] or key[2] != num_rows:
@@ -250,7 +255,7 @@ def attention_rows(
 
 
 def _recurrent_rows(cache: RecordingCache) -> Iterator[RecurrentRows]:
-    """Yield the entries of recurrent layers, which compute in fp32 in an engine of any type."""
+    """Yield the entries of recurrent layers, which compute in fp32 whatever the engine's type."""
     for layer, recurrence in cache.recurrences.items():
         yield RecurrentRows(
             layer=layer,

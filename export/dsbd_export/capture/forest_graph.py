@@ -1,6 +1,6 @@
-"""The forest graph: a checkpoint captured as one ONNX graph, as its parts say.
+"""The forest graph: a checkpoint captured as one ONNX graph, defined by its parts.
 
-A part is one kind of state of an engine, in its graph, in other files and in the manifest.
+A part is one kind of state of an engine. It contributes to the graph, other files and the manifest.
 """
 
 import contextlib
@@ -36,13 +36,13 @@ class Axis:
 
     name: str
     size: int
-    least: int = 1
-    most: int | None = None
+    min_size: int = 1
+    max_size: int | None = None
 
     @property
     def dim(self) -> Any:
-        """Return the axis as torch.export takes it; equal names are one axis."""
-        return torch.export.Dim(self.name, min=self.least, max=self.most)
+        """Return the axis as a Dim of torch.export; equal names mean the same axis."""
+        return torch.export.Dim(self.name, min=self.min_size, max=self.max_size)
 
 
 NODES = Axis("S", 5)
@@ -68,28 +68,28 @@ class Example:
 
 @dataclass(frozen=True)
 class RowSpace:
-    """Rows that are written, and moved, by inputs of their own."""
+    """Rows of caches that are written and moved by the same inputs."""
 
     rows: Axis
     write_indices: str  # name of the input with the first of the new rows
     src_rows: str  # name of the input of the prune graph with the rows to keep
-    num_kept: str  # name of its axis
+    num_kept: str  # name of the axis of ``src_rows``
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExportContract:
-    """Inputs and outputs of a graph, those of one part or of all."""
+    """Inputs and outputs of a graph, either of one part or of all parts."""
 
-    # an example of each by name, in the order of the graph; caches are left out
+    # an example of each input by name, in the order of the graph; caches are left out
     inputs: Mapping[str, Example] = field(default_factory=dict)
     outputs: tuple[str, ...] = ()  # names; caches are left out
     spaces: tuple[RowSpace, ...] = ()
     caches: tuple[tuple[CacheEntry, RowSpace], ...] = ()
-    attended: tuple[str, ...] = ()  # the mask of every layer that attends
-    # fields of the manifest entry, as the parity gate judges the engine
+    attended: tuple[str, ...] = ()  # names of mask inputs, one per layer with attention
+    # fields of the manifest entry with which the parity gate runs the engine
     entry: Mapping[str, Any] = field(default_factory=dict)
-    is_leading: bool = False  # whether inputs and outputs stand before the caches
-    inexact: str = ""  # why sums cannot be exact in this graph; "" if they can
+    is_leading: bool = False  # whether its inputs and outputs precede the caches
+    inexact: str = ""  # reason why sums cannot be exact in this graph; "" if they can
 
     @property
     def tensors(self) -> list[tuple[CacheEntry, str, RowSpace]]:
@@ -99,19 +99,19 @@ class ExportContract:
 
 @dataclass
 class CapturedCall:
-    """The call of a model that is captured, which parts prepare one after the other."""
+    """The captured call of a model; parts prepare it one after the other."""
 
     form: AttentionForm | None
     inputs: Mapping[str, Tensor]
     cache: ForestCache
     arguments: dict[str, Any]
     logits: Tensor = field(init=False)  # (R, V), once the model has returned
-    # of the graph by name, computed after the model
+    # outputs of the graph by name, computed after the model
     outputs: dict[str, Callable[[], Tensor]] = field(default_factory=dict)
 
 
 Hook = Callable[[CapturedCall], AbstractContextManager[object]]
-"""Prepares a call, and is the context in which the model computes it."""
+"""Prepares a call; returns the context in which the model computes it."""
 
 
 @dataclass(frozen=True)
@@ -122,22 +122,22 @@ class Made:
     # the cases of the parity gate, with the checkpoint's own results
     references: Sequence[Reference]
     options: ModelOptions
-    judged: Bundle  # the bundle, without a manifest yet, as the parity gate judges the engine
+    judged: Bundle  # the bundle with which the parity gate runs the engine; no manifest file yet
     report: Report
 
 
 class ExportPart:
-    """One kind of state; a kind defines only the methods that it needs."""
+    """One kind of state; a subclass defines only the methods that it needs."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._checkpoint = checkpoint
 
     def contract(self) -> ExportContract:
-        """Return its inputs, its outputs and the caches of its rows."""
+        """Return the part's inputs, outputs and caches."""
         return ExportContract()
 
     def refer(self, model: Any, references: list[Reference]) -> list[Reference]:
-        """Return the references with results of the unmodified model, to compare this part with."""
+        """Return the references with the unmodified model's results for this part."""
         return references
 
     def hook(self, model: Any, graph: Any) -> Hook:
@@ -149,12 +149,12 @@ class ExportPart:
         return
 
     def complete(self, made: Made) -> dict[str, Any]:
-        """Return changed fields of the entry; raise ExportError if results differ."""
+        """Return changed fields of the manifest entry; ExportError if results differ."""
         return {}
 
 
 def joined(parts: Iterable[ExportPart]) -> ExportContract:
-    """Return the contract of a graph with these parts, caches in the order of the layers."""
+    """Return the contract of a graph with these parts; caches are in the order of the layers."""
     contracts = [part.contract() for part in parts]
     caches = [each for contract in contracts for each in contract.caches]
     caches.sort(key=lambda each: each[0].layer)
@@ -196,8 +196,8 @@ def kept_rows(
     }
 
 
-# How much of a capture has passed when torch.onnx.export prints a step, and when its own part ends:
-# of 24 layers, 30 s.
+# Share of a capture that is done when torch.onnx.export prints a step, and when it returns.
+# Measured for a model of 24 layers, whose capture takes 30 s.
 _SHARE_BY_STEP = {"Run decompositions...": 0.29, "Translate the graph into ONNX...": 0.77}
 _SHARE_BEFORE_OPTIMIZING = 0.83
 
@@ -205,14 +205,14 @@ _SHARE_BEFORE_OPTIMIZING = 0.83
 class ForestGraph(nn.Module):
     """The module that is captured: the model, with the inputs and outputs of its parts."""
 
-    PLACE = "model"  # with which the names of weights begin
+    PLACE = "model"  # first part of the names of weights
 
     def __init__(
         self, model: nn.Module, parts: Sequence[ExportPart], form: AttentionForm | None
     ) -> None:
         super().__init__()
         self.add_module(self.PLACE, model)
-        self.form = form  # None where masks are parts of biases
+        self.form = form  # None if masks are parts of biases
         self.contract = joined(parts)
         self._cache_name = cache_name(model)
         self._hooks = [part.hook(model, self) for part in parts]
@@ -238,8 +238,8 @@ class ForestGraph(nn.Module):
             call.logits = self.computed(call)
         names = (present_name(entry.layer, part) for entry, part, _ in self.contract.tensors)
         present = dict(zip(names, (row for rows in cache.present() for row in rows), strict=True))
-        found = {name: output() for name, output in call.outputs.items()} | present
-        return [found[name] for name in self.contract.outputs]
+        outputs = {name: output() for name, output in call.outputs.items()} | present
+        return [outputs[name] for name in self.contract.outputs]
 
     def computed(self, call: CapturedCall) -> Tensor:
         """Return the logits (R, V) of a prepared call."""
@@ -255,7 +255,10 @@ def captured_graph(
     report: Report,
     phase: str = "capturing the graph",
 ) -> ir.Model:
-    """Return the graph of a module over lists of tensors; raise ExportError if it has none."""
+    """Return the graph of a module whose forward takes and returns lists of tensors.
+
+    Raises ExportError if it cannot be captured.
+    """
     phase = f"{checkpoint.role}: {phase}"
     report(phase)
     counter = Counter(phase, "", to_stdout(report, sys.stdout))
@@ -281,8 +284,8 @@ def captured_graph(
             ) from error
     if program is None:
         raise ExportError(f"torch.onnx.export gave no graph for family {checkpoint.family}")
-    # The optimizer drops the addition of anything up to 1e-8 as that of zero, and with it the
-    # epsilon of some norms: they are single nodes before.
+    # The optimizer removes additions of constants up to 1e-8 as additions of zero, among them the
+    # epsilon of some norms. So norms are fused into single nodes first.
     fuse_norms(program.model)
     counter.passed(_SHARE_BEFORE_OPTIMIZING)
     program.optimize()
@@ -290,7 +293,7 @@ def captured_graph(
 
 
 def _dynamic_shapes(examples: Sequence[Example]) -> list[dict[int, Any] | None]:
-    """Return the dynamic axes of each input; one axis of a name for all."""
+    """Return the dynamic axes of each input; axes of the same name share one Dim."""
     dims = {axis: axis.dim for example in examples for axis in example.axes.values()}
     return [
         {place: dims[axis] for place, axis in example.axes.items()} or None for example in examples

@@ -1,4 +1,4 @@
-"""Checks of a captured graph, before it is written: against the contract, and for TensorRT."""
+"""Checks of a captured graph before it is written: its contract, and whether TensorRT builds it."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -21,7 +21,10 @@ _PAST_INPUTS = {4: "past_key", 5: "past_value", 6: "nonpad_kv_seqlen"}
 def check_contract(
     model: ir.Model, contract: ExportContract, form: AttentionForm | None = AttentionForm.NODE
 ) -> None:
-    """Raise unless names, operators, caches and, with a form, masks are those of the contract."""
+    """Raise ExportError unless names, operators, caches and masks follow the contract.
+
+    form: None skips the check of masks.
+    """
     _check_names("inputs", model.graph.inputs, list(contract.inputs))
     _check_names("outputs", model.graph.outputs, list(contract.outputs))
     _check_operators(model)
@@ -31,9 +34,9 @@ def check_contract(
 
 
 def _check_names(kind: str, values: Sequence[ir.Value], wanted: list[str]) -> None:
-    found = [value.name for value in values]
-    if found != wanted:
-        raise _broken(f"its {kind} are {found}, expected {wanted}")
+    names = [value.name for value in values]
+    if names != wanted:
+        raise _broken(f"its {kind} are {names}, expected {wanted}")
 
 
 def _check_operators(model: ir.Model) -> None:
@@ -47,7 +50,7 @@ def _check_operators(model: ir.Model) -> None:
 
 
 def _check_caches(graph: ir.Graph, contract: ExportContract) -> None:
-    """Every cache must go from its input through one scatter to its output."""
+    """Raise ExportError unless one scatter leads from each cache's input to its output."""
     outputs = {output.name: output for output in graph.outputs}
     for cache, part, space in contract.tensors:
         present = present_name(cache.layer, part)
@@ -60,11 +63,11 @@ def _check_caches(graph: ir.Graph, contract: ExportContract) -> None:
 
 
 def _check_masks(graph: ir.Graph, attended: Sequence[str], form: AttentionForm) -> None:
-    """Every layer must attend with the mask of its config, and as often as all others."""
+    """Raise ExportError unless every layer attends with its config's mask, equally often."""
     wanted = Counter(attended)
-    found: Counter[str | None] = Counter()
-    if form is not AttentionForm.OWN:  # some layers of a capped form are nodes: without sinks
-        found.update(
+    counts: Counter[str | None] = Counter()
+    if form is not AttentionForm.OWN:  # in the capped form, layers without sinks are nodes too
+        counts.update(
             _input_name(node, 3)
             for node in graph
             if node.op_type == "Attention"
@@ -73,13 +76,13 @@ def _check_masks(graph: ir.Graph, attended: Sequence[str], form: AttentionForm) 
         )
     if form is not AttentionForm.NODE:
         chosen_by = (_input_name(node, 0) for node in graph if node.op_type == "Where")
-        found.update(name for name in chosen_by if name in wanted)
+        counts.update(name for name in chosen_by if name in wanted)
     if form is AttentionForm.OWN:
         wanted = Counter(set(wanted))
-    elif wanted and (times := found.total() // wanted.total()):
+    elif wanted and (times := counts.total() // wanted.total()):
         wanted = Counter({name: times * num for name, num in wanted.items()})
-    if found != wanted:
-        raise _broken(f"its layers attend with {dict(found)}, expected {dict(wanted)}")
+    if counts != wanted:
+        raise _broken(f"its layers attend with {dict(counts)}, expected {dict(wanted)}")
 
 
 def _input_name(node: ir.Node, index: int) -> str | None:
@@ -157,9 +160,9 @@ def _lint_types(node: ir.Node) -> Iterator[str]:
     if node.op_type in _CHANGES_TYPE:
         return
     values = [value for value in (*node.inputs, *node.outputs) if value is not None]
-    found = sorted({value.dtype.name for value in values if value.dtype in _FLOATS and value.dtype})
-    if len(found) > 1:
+    types = sorted({value.dtype.name for value in values if value.dtype in _FLOATS and value.dtype})
+    if len(types) > 1:
         yield (
-            f"{node.op_type} to {node.outputs[0].name} mixes {' and '.join(found)}, "
+            f"{node.op_type} to {node.outputs[0].name} mixes {' and '.join(types)}, "
             "expected one type or explicit casts"
         )

@@ -1,13 +1,14 @@
 """Latent attention without expanding the rows of the cache.
 
 A layer with latent attention (DeepSeek-V2, https://arxiv.org/abs/2405.04434, section 2.1.2) caches
-a latent c of r numbers and a rotated key of dr numbers a row, for all heads. transformers expands
-keys and values of every head from all cached rows in every call, k = W_k c and v = W_v c. Since
+per row a latent c of r numbers and a rotated key of dr numbers, shared by all heads. In every call
+transformers expands keys and values of every head from all cached rows, k = W_k c and v = W_v c.
+Since
 
     q . (W_k c) = (W_k' q) . c      and      sum_c p_c W_v c = W_v sum_c p_c c
 
-the queries are taken into the space of the latents instead, and the weighted sum out of it: a layer
-with one head, whose key, of r + dr numbers, is its value as well.
+queries are mapped to the space of the latents instead, and the weighted sum is mapped back. The
+layer then has one key head of r + dr numbers, and its value is the same array as its key.
 """
 
 from typing import Any
@@ -31,17 +32,17 @@ class Latents(nn.Module):
         self.values = nn.Parameter(values.transpose(1, 2).contiguous(), requires_grad=False)
 
     def query(self, query: Tensor) -> Tensor:
-        """Return (1, H, S, r + dr) of a query (1, H, S, dn + dr)."""
-        own, rotated = query[..., : self.keys.shape[1]], query[..., self.keys.shape[1] :]
-        return torch.cat([own @ self.keys, rotated], dim=-1)
+        """Return a query (1, H, S, dn + dr) in the space of the latents, (1, H, S, r + dr)."""
+        unrotated, rotated = query[..., : self.keys.shape[1]], query[..., self.keys.shape[1] :]
+        return torch.cat([unrotated @ self.keys, rotated], dim=-1)
 
     def attended(self, sums: Tensor) -> Tensor:
-        """Return (1, H, S, dv) of sums of rows (1, H, S, r + dr)."""
+        """Return the values (1, H, S, dv) of weighted sums of rows (1, H, S, r + dr)."""
         return sums[..., : self.values.shape[1]] @ self.values
 
 
 def absorb_expansions(model: nn.Module) -> None:
-    """Let layers with latent attention hand their attention function latents, in place."""
+    """Make layers with latent attention pass latents to their attention function, in place."""
     for module in list(model.modules()):
         layer: Any = module
         projection = getattr(layer, _PROJECTION, None)
@@ -53,11 +54,11 @@ def absorb_expansions(model: nn.Module) -> None:
 
 
 def latents_of(module: nn.Module) -> Latents | None:
-    """Return the ``Latents`` of a layer whose expansion is absorbed; None of any other."""
+    """Return the ``Latents`` of a layer whose expansion is absorbed, None for other layers."""
     return getattr(module, "forest_latents", None)
 
 
 def _as_one_head(latents: Tensor, rotated: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the key and the value of one head, (1, 1, C, r + dr)."""
+    """Return the key and the value of the single head, (1, 1, C, r + dr) each."""
     rows = torch.cat([latents, rotated], dim=-1)
     return rows, rows

@@ -1,17 +1,16 @@
 """Recurrent layers over the paths of a forest (docs/algorithm.md 3.11).
 
-A recurrent layer changes a matrix at every token: it decays by exp(g), and the token writes into it
-a delta u by a key k. In a forest the matrix S is kept at *checkpoints* alone, ancestors that many
-nodes share. Every node after one is a row, as in attention, of its key, its delta and the logarithm
-G of the decay along its path. With c the checkpoint of i, the matrix of zeros if it has none, and
-A(i) the ancestors of i after it,
+A recurrent layer changes a matrix at every token: the matrix decays by exp(g), and the token adds
+the product of its key k and a delta u. In a forest the matrix S is stored only at *checkpoints*,
+ancestors that many nodes share. Every node after a checkpoint is a row, as in attention: its key,
+its delta and the logarithm G of the decay along its path. Let c be the checkpoint of node i (S_c is
+zero if it has none), and A(i) the ancestors of i after c. Then
 
     u_i = rate_i (v_i - exp(G_i - G_c) S_c' k_i - sum_{j in A(i)} exp(G_i - G_j) (k_i . k_j) u_j)
     o_i = exp(G_i - G_c) S_c' q_i + sum_{j in A(i) and i} exp(G_i - G_j) (q_i . k_j) u_j
 
-is the gated delta rule, and with u_i = v_i Mamba2. Outputs are products over rows under the
-forest's own mask. The deltas of one call are the solution of a triangular system, since parents
-stand before children.
+is the gated delta rule; with u_i = v_i it is Mamba2. Outputs are products over rows under the
+forest's mask. The deltas of one call solve a triangular system, because parents precede children.
 """
 
 import contextlib
@@ -25,22 +24,22 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 MOST_NEW_ROWS = 64
-"""Of one call: the levels of ``_unit_lower_inverse`` are for so many rows."""
+"""Maximum number of new rows in a call: ``_unit_lower_inverse`` has levels for so many rows."""
 
 _HIDDEN = -1e4  # its exponential is 0
-_EPSILON = 1e-6  # of transformers' norm of queries and keys
+_EPSILON = 1e-6  # epsilon of transformers' norm of queries and keys
 
 
 @dataclass(frozen=True)
 class Recurrence:
     """Inputs of a layer with a recurrent state for S tokens, in fp32."""
 
-    # query, key: (Hk, S, Dk); each of their heads serves as many as the next one
+    # query, key: (Hk, S, Dk); each of their heads serves H / Hk heads of ``value``
     query: Tensor
     key: Tensor
     value: Tensor  # (H, S, Dv)
     decay: Tensor  # (H, S). The logarithm g of each token's decay, not above 0.
-    rate: Tensor | None = None  # (H, S) of the delta rule; None: deltas are the values
+    rate: Tensor | None = None  # (H, S), rate of the delta rule; None: deltas are the values
 
 
 Outputs = Callable[[Recurrence], Tensor]
@@ -69,7 +68,7 @@ def replaced_recurrences(model: nn.Module, outputs: Outputs) -> Iterator[None]:
 
 
 def _delta_rule(outputs: Outputs) -> Callable[..., Any]:
-    """Return the function of the gated delta rule, with the arguments of transformers'."""
+    """Return a replacement for transformers' function of the gated delta rule."""
 
     def replaced(
         query: Tensor,
@@ -83,7 +82,7 @@ def _delta_rule(outputs: Outputs) -> Callable[..., Any]:
     ) -> tuple[Tensor, None]:
         if use_qk_l2norm_in_kernel:
             query, key = _normalized(query.float()), _normalized(key.float())
-        found = outputs(
+        result = outputs(
             Recurrence(
                 _by_head(query) * query.shape[-1] ** -0.5,
                 _by_head(key),
@@ -92,13 +91,13 @@ def _delta_rule(outputs: Outputs) -> Callable[..., Any]:
                 beta[0].t().float(),
             )
         )
-        return found.transpose(0, 1)[None].to(value.dtype), None
+        return result.transpose(0, 1)[None].to(value.dtype), None
 
     return replaced
 
 
 def _scan(outputs: Outputs) -> Callable[..., Any]:
-    """Return the function of Mamba2, with the arguments of transformers'."""
+    """Return a replacement for transformers' function of Mamba2."""
 
     def replaced(
         hidden_states: Tensor,
@@ -118,7 +117,7 @@ def _scan(outputs: Outputs) -> Callable[..., Any]:
         dt = F.softplus(dt) if dt_softplus else dt
         dt = torch.clamp(dt, *dt_limit).float()  # (1, S, H)
         states = hidden_states.float()  # (1, S, H, Dv)
-        found = (
+        result = (
             outputs(
                 Recurrence(
                     _by_head(C),
@@ -131,8 +130,8 @@ def _scan(outputs: Outputs) -> Callable[..., Any]:
             .contiguous()
         )
         if D is not None:
-            found = found + states * D[..., None]
-        return (found, None) if return_final_states else found
+            result = result + states * D[..., None]
+        return (result, None) if return_final_states else result
 
     return replaced
 
@@ -142,23 +141,24 @@ def _normalized(vectors: Tensor) -> Tensor:
 
 
 def _by_head(rows: Tensor) -> Tensor:
-    """Return (H, S, D) in fp32 of (1, S, H, D)."""
+    """Return rows (1, S, H, D) as (H, S, D) in fp32."""
     return rows[0].transpose(0, 1).float()
 
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """The checkpoints, of B, that the new rows continue from: the same for all layers.
+    """Which of B checkpoints each new row continues from; the same for all layers.
 
-    Two of them with the rows 0 and 2, and 1, are the rows [[0, 2], [1, 0]] at the places [0, 2, 1]
-    of these, read one after the other.
+    If rows 0 and 2 continue from the first checkpoint and row 1 from the second, ``rows`` is
+    [[0, 2], [1, 0]] (the last entry is padding). Flattened to [0, 2, 1, 0], it has rows 0, 1 and 2
+    at the places [0, 2, 1].
     """
 
-    rows: Tensor  # (B, L) int64. The new rows after each, filled up with any others.
-    places: Tensor  # (S,) int64. Where each new row stands in ``rows``.
+    rows: Tensor  # (B, L) int64. The new rows after each checkpoint, padded with any row.
+    places: Tensor  # (S,) int64. Index of each new row in the flattened ``rows``.
 
     def read(self, states: Tensor, vectors: Tensor) -> Tensor:
-        """Return the products of N vectors of each new row with its checkpoint, (N, H, S, Dv).
+        """Return the products of each new row's N vectors with its checkpoint, (N, H, S, Dv).
 
         states: (B, H, Dk, Dv). vectors: (N, Hk, S, Dk).
         """
@@ -174,15 +174,18 @@ class Checkpoints:
         return read.permute(2, 1, 0, 3, 4).flatten(2, 3)[:, :, self.places]
 
     def decays(self, decays: Tensor) -> Tensor:
-        """Return the decay at the checkpoint of each new row, (H, S, 2), of (B, H, 2)."""
+        """Return the decay at each new row's checkpoint, (H, S, 2), from decays (B, H, 2)."""
         return decays[self.places // self.rows.shape[1]].transpose(0, 1)
 
 
 class PathRows:
-    """The recent rows that nodes see, and the order among the new ones: the same for all layers."""
+    """Recent rows that nodes see, and the order of the new rows; the same for all layers."""
 
     def __init__(self, mask: Tensor, write_indices: Tensor, checkpoints: Checkpoints) -> None:
-        """Take the rows seen after the checkpoints, (S, M) bool, and the first new row, (1,)."""
+        """Take which rows after its checkpoint each node sees, (S, M) bool, and the first new row.
+
+        write_indices: (1,) int64, the first new row.
+        """
         self.mask = mask
         self.checkpoints = checkpoints
         num_new, num_rows = self.mask.shape
@@ -205,8 +208,9 @@ class PathRows:
     def summed_decay(self, past: Tensor, begun: Tensor, decay: Tensor) -> Tensor:
         """Return the logarithm of the decay along each path as two numbers, (H, S, 2).
 
-        Two: their sum has the digits that the difference of two rows far down a path needs.
-        past: (H, M, 2), of the rows before. begun: (H, S, 2), at the checkpoints. decay: (H, S).
+        One number would have too few digits for the difference of two rows far down a path.
+
+        past: (H, M, 2), of the old rows. begun: (H, S, 2), at the checkpoints. decay: (H, S).
         """
         base = torch.where(self.has_old, past[:, self.last_old], begun)
         high, low = base[..., 0], base[..., 1]
@@ -217,9 +221,9 @@ class PathRows:
         return torch.stack([total, low + lost], dim=-1)
 
     def remaining(self, present: Tensor, new: Tensor) -> Tensor:
-        """Return how much of each row is left at each node, (H, S, M); 0 of rows unseen.
+        """Return the share of each row that remains at each node, (H, S, M); 0 for unseen rows.
 
-        present: (H, M, 2), summed decays of all rows. new: (H, S, 2), of the new ones.
+        present: (H, M, 2), summed decays of all rows. new: (H, S, 2), those of the new rows.
         """
         passed = _passed(present[:, None], new[:, :, None])
         return torch.where(self.mask, passed, torch.full((), _HIDDEN)).exp()
@@ -227,13 +231,14 @@ class PathRows:
     def solved(self, rate: Tensor, seen: Tensor, wanted: Tensor, past: Tensor) -> Tensor:
         """Return the deltas of the new rows, (H, S, Dv).
 
-        rate: (H, S). seen: (H, S, M), products of keys times what remains. wanted: (H, S, Dv),
-        values without what checkpoints hold of them. past: (H, M, Dv), deltas of the rows before.
+        rate: (H, S). seen: (H, S, M), products of keys times remaining shares. wanted: (H, S, Dv),
+        values minus the values that the checkpoints predict. past: (H, M, Dv), deltas of the old
+        rows.
         """
         rate = rate[..., None]
-        known = torch.where(self.sees_old, seen, torch.zeros(())) @ past
+        from_old_rows = torch.where(self.sees_old, seen, torch.zeros(())) @ past
         system = rate * seen[:, :, self.columns] * self.is_above
-        return _unit_lower_inverse(system, self.levels) @ (rate * (wanted - known))
+        return _unit_lower_inverse(system, self.levels) @ (rate * (wanted - from_old_rows))
 
 
 def _passed(before: Tensor, after: Tensor) -> Tensor:
@@ -242,7 +247,7 @@ def _passed(before: Tensor, after: Tensor) -> Tensor:
 
 
 def _unit_lower_inverse(system: Tensor, levels: list[Tensor]) -> Tensor:
-    """Return (I + system)^-1 of strictly lower triangular systems, (H, S, S), by growing blocks."""
+    """Return (I + system)^-1 for strictly lower triangular systems, (H, S, S), block by block."""
     inverse = torch.eye(system.shape[-1]) - system * levels[0]
     for is_between in levels[1:]:
         inverse = inverse - inverse @ (system * is_between) @ inverse
@@ -253,7 +258,7 @@ def _unit_lower_inverse(system: Tensor, levels: list[Tensor]) -> Tensor:
 class PastRows:
     """Rows and states of a recurrent layer before a call."""
 
-    rows: Sequence[Tensor]  # keys, deltas and decays of the recent rows, (1, heads, M, width) each
+    rows: Sequence[Tensor]  # (1, heads, M, width) each: keys, deltas, decays of the recent rows
     # states, decays: (B, H, Dk, Dv) and (B, H, 2), of the checkpoints
     states: Tensor
     decays: Tensor
@@ -265,9 +270,9 @@ def path_outputs(
     past: PastRows,
     scatter: Callable[[Tensor, Tensor], Tensor],
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Return the outputs of the new rows of a layer, (H, S, Dv), and its rows with them.
+    """Return the outputs of a layer's new rows, (H, S, Dv), and the layer's rows with the new ones.
 
-    scatter: returns one of the kinds of rows with new ones, (1, heads, S, width).
+    scatter: takes rows of one kind and new rows, (1, heads, S, width); returns all rows.
     """
     past_keys, past_deltas, past_decays = past.rows
     keys = scatter(past_keys, recurrence.key[None])
@@ -279,7 +284,7 @@ def path_outputs(
     group = recurrence.value.shape[0] // keys.shape[1]
 
     def seen_by(vectors: Tensor) -> Tensor:
-        """Return the products with all keys, times what remains, (H, S, M)."""
+        """Return the products with all keys, times the remaining shares, (H, S, M)."""
         return (vectors @ transposed).repeat_interleave(group, dim=0) * remaining
 
     is_solved = recurrence.rate is not None

@@ -1,15 +1,15 @@
-"""Replacements for the parts of a transformers model that no static graph can hold.
+"""Replacements for the parts of a transformers model that a static graph cannot express.
 
 Attention sees the given mask and nothing else. Three ways are tried in this order: transformers'
 attention interface, a call of torch's ``scaled_dot_product_attention``, and the model's own
 arithmetic with an additive mask.
 
-Mixtures of experts: transformers gathers the rows of each expert, a shape that depends on the data.
-Here all experts are two batched products, and the routing is a weight that is 0 for the experts not
-chosen; a row's result cannot depend on the others.
+Mixtures of experts: transformers gathers the rows of each expert, so shapes depend on the data.
+Here all experts are computed by two batched products. The routing is a weight that is 0 for experts
+that are not chosen. A row's result does not depend on other rows.
 
-Rotary frequencies that depend on the length of the sequence: "longrope" switches to its long
-factors, "dynamic" widens its base, both only beyond a limit that their config names.
+Rotary frequencies that depend on the sequence length are made constant. Beyond a limit in their
+config, "longrope" switches to its long factors and "dynamic" widens its base.
 """
 
 from collections.abc import Callable, Mapping
@@ -38,7 +38,7 @@ ATTENTION_NAME = "forest"
 EXPERTS_NAME = "dense"
 
 # Arguments of transformers' attention functions that cannot change the result here: masks are
-# complete, positions are in the rotated queries and keys, and the rest asks for further outputs.
+# complete, positions are in the rotated queries and keys, and the rest requests further outputs.
 _WITHOUT_EFFECT = frozenset(
     "sliding_window position_ids cache_position use_cache logits_to_keep output_attentions "
     "output_hidden_states output_router_logits".split()
@@ -46,11 +46,11 @@ _WITHOUT_EFFECT = frozenset(
 _NEUTRAL: dict[str, object] = {"dropout": 0.0, "is_causal": True, "kwargs": {}}
 _NEVER = object()
 
-_FIXED = "default"  # any name that transformers' update of the frequencies does not know
+_FIXED = "default"  # a type whose frequencies transformers never updates
 
 
 def prepare_for_capture(model: PreTrainedModel) -> AttentionForm:
-    """Give ``model`` what a graph can hold, in place; return how it attends then."""
+    """Replace the parts of ``model`` that a graph cannot express; return its form of attention."""
     fix_rope(model)
     fix_sparsity(model)
     ALL_EXPERTS_FUNCTIONS.register(EXPERTS_NAME, dense_experts)
@@ -60,7 +60,7 @@ def prepare_for_capture(model: PreTrainedModel) -> AttentionForm:
 
 
 def take_over_attention(model: PreTrainedModel) -> AttentionForm:
-    """Make ``model`` attend by the forest mask alone; return how, or raise ExportError."""
+    """Make ``model`` attend by the forest mask alone; return the form, or raise ExportError."""
     ALL_ATTENTION_FUNCTIONS.register(ATTENTION_NAME, forest_attention)
     ALL_MASK_ATTENTION_FUNCTIONS.register(ATTENTION_NAME, refuse_own_mask)
     with quiet_libraries():
@@ -112,7 +112,7 @@ def forest_attention(
 
 
 def refuse_unknown(module: nn.Module, arguments: dict[str, object]) -> None:
-    """Raise for an argument that may change attention, perhaps only in longer prompts."""
+    """Raise ExportError for an argument that may change attention, at least in longer prompts."""
     for name, value in arguments.items():
         if value is None or name in _WITHOUT_EFFECT:
             continue
@@ -133,7 +133,7 @@ def attention_node(
     scale: float,
     lengths: Tensor | None = None,
 ) -> Tensor:
-    """Return (B, H, S, D) by one Attention node; ``lengths``: (B,) int64, rows of keys."""
+    """Return (B, H, S, D) by one Attention node; ``lengths``: (B,) int64, valid rows of keys."""
     inputs = [query, key, value, mask, None, None, lengths]
     while inputs[-1] is None:
         inputs.pop()
@@ -159,8 +159,8 @@ def capped_attention(
 ) -> Tensor:
     """Return (1, H, S, D) with scores capped at ``softcap * tanh(scores / softcap)``.
 
-    ``sinks``, (H,), are scores of one more row of each head, which has no value. Heads that share a
-    key head are rows of one product: (1, Hkv, G*S, D) x (1, Hkv, D, C).
+    ``sinks``, (H,), are the scores of one more row for each head, which has no value. Heads that
+    share a key head are rows of one product: (1, Hkv, G*S, D) x (1, Hkv, D, C).
     """
     _, num_heads, num_nodes, head_dim = query.shape
     num_key_heads = key.shape[1]
@@ -173,7 +173,8 @@ def capped_attention(
     scores = scores.reshape(1, num_key_heads, rows, -1)
     if sinks is not None:
         sink = sinks.to(scores.dtype).reshape(1, num_heads, 1, 1)
-        # For each node, by broadcasting: a GPU's engine computes no shape to expand to.
+        # Repeated for each node by broadcasting: engines for GPUs cannot compute a shape to expand
+        # to.
         sink = torch.where(mask[..., :1], sink, sink)
         scores = torch.cat([scores, sink.reshape(1, num_key_heads, rows, 1)], dim=-1)
     weights = scores.softmax(-1, dtype=torch.float32).to(value.dtype)
@@ -189,7 +190,7 @@ def additive_mask(mask: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 class ReplaceTorchFunctions(TorchFunctionMode):
-    """Inside this context functions of torch that no graph can hold are replaced."""
+    """Context in which functions of torch that a graph cannot express are replaced."""
 
     def __init__(self, more: Mapping[Callable[..., Any], Callable[..., Any]] | None = None) -> None:
         super().__init__()
@@ -210,12 +211,12 @@ class ReplaceTorchFunctions(TorchFunctionMode):
 
 
 def refuse_own_mask(**_: object) -> Tensor:
-    """Stand where transformers would build a mask: ours is complete, so nothing may ask for one."""
+    """Raise ExportError in place of transformers' mask builder: the forest mask is complete."""
     raise ExportError("the model builds a mask of its own, which the forest mask cannot replace")
 
 
 def _unsqueezed(value: Tensor, dim: int) -> Tensor:
-    """Insert an axis; among those of complex numbers, by their pairs, which the exporter knows."""
+    """Insert an axis. Complex numbers are handled as pairs, which the exporter supports."""
     if not value.is_complex():
         return value.unsqueeze(dim)
     pairs = torch.view_as_real(value)
@@ -232,7 +233,7 @@ def _attended(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """Attend; the arguments are those of torch's function, which the node needs no hint for."""
+    """Attend by one node; arguments as of torch's function (``enable_gqa`` is implied)."""
     if attn_mask is None or attn_mask.dtype != torch.bool or is_causal or dropout_p:
         raise ExportError(
             "scaled_dot_product_attention is called with another mask than the forest's; "
@@ -250,8 +251,8 @@ def dense_experts(
     With 3 experts, top_k_index [[2, 0]] and top_k_weights [[.7, .3]] give routing [[.3, 0, .7]].
 
     module: transformers' experts: gate_up_proj (E, 2I, H) or up_proj (E, I, H), and down_proj (E,
-    H, I); each the other way round if ``is_transposed``. top_k_index: (S, K) int64. top_k_weights:
-    (S, K).
+    H, I). If ``is_transposed``, the last two axes of each are swapped. top_k_index: (S, K) int64.
+    top_k_weights: (S, K).
     """
     if module.has_post_expert_norm or module._is_expert_parallel:
         raise ExportError(f"{type(module).__name__} treats its experts in an unknown way")
@@ -265,7 +266,7 @@ def dense_experts(
 
 
 def _product(module: Any, name: str, rows: Tensor) -> Tensor:
-    """Return rows (1 or E, S, in) times the weights of each expert: (E, S, out)."""
+    """Return the products of rows (1 or E, S, in) with each expert's weights, (E, S, out)."""
     weight = getattr(module, name)
     product = torch.matmul(rows, weight if module.is_transposed else weight.transpose(1, 2))
     return product + getattr(module, f"{name}_bias")[:, None] if module.has_bias else product
@@ -280,15 +281,15 @@ def fix_sparsity(model: nn.Module) -> None:
 
 
 def _cut(deviations: float, inputs: Tensor) -> Tensor:
-    """Cut rows off at so many deviations above their mean."""
+    """Return how far each input exceeds its row's mean plus ``deviations``, at least 0."""
     mean = inputs.mean(dim=-1, keepdim=True)
-    # Not by ``std``, whose graph computes shapes, which a GPU's engine refuses.
+    # ``std`` is not used: its graph computes shapes, which engines for GPUs refuse.
     deviation = (inputs - mean).square().mean(dim=-1, keepdim=True).sqrt()
     return F.relu(inputs - (mean + deviation * deviations))
 
 
 def choose_rope(model: nn.Module, context_length: int) -> None:
-    """Let "longrope" have one set of frequencies, those for sequences of a context, in place."""
+    """Fix the frequencies of "longrope" to those for sequences of ``context_length``, in place."""
     for module in model.modules():
         rotary: Any = module
         kind = getattr(rotary, "rope_type", None)
@@ -308,7 +309,7 @@ def choose_rope(model: nn.Module, context_length: int) -> None:
 
 
 def fix_rope(model: nn.Module) -> None:
-    """Fix the frequencies of ``model`` at those of short sequences, in place."""
+    """Fix the rotary frequencies of ``model`` to those of short sequences, in place."""
     for module in model.modules():
         rotary: Any = module  # torch types every attribute as a tensor or a module
         kind = getattr(rotary, "rope_type", None)
@@ -322,5 +323,5 @@ def fix_rope(model: nn.Module) -> None:
             continue
         for prefix in prefixes:
             original = getattr(rotary, f"{prefix}original_inv_freq", None)
-            if original is not None:  # a sequence beyond the limit may have been seen before
+            if original is not None:  # an earlier sequence may have been longer than the limit
                 getattr(rotary, f"{prefix}inv_freq").data = original.data.clone()

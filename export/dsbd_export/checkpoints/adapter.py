@@ -1,7 +1,7 @@
 """Adapter of a checkpoint: a PEFT folder that is checked and merged into the model's weights.
 
-Checked here is what peft would accept silently: settings of a later version, weights without a
-place, and a merged model that differs from model and adapter together.
+This module refuses adapters that peft would accept silently: with settings of a later version, with
+weights that match no module, or whose merged model differs from model and adapter together.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,9 +31,9 @@ from dsbd_export.errors import ExportError, reason_of
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json")
 
 _OTHER_TASKS = ("SEQ_CLS", "TOKEN_CLS", "QUESTION_ANS", "FEATURE_EXTRACTION")
-_NAME = "default"  # peft's own, of an adapter in memory
-_NUM_PROBED = 24  # tokens
-_MOST_DIFFERENCE = 1e-3  # of the largest logit; a merge only rounds in fp32
+_NAME = "default"  # peft's name for an adapter in memory
+_NUM_PROBED = 24  # tokens of the comparison after a merge
+_MOST_DIFFERENCE = 1e-3  # relative to the largest logit; a merge only rounds in fp32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,9 +43,11 @@ class Adapter:
     name: str
     folder: Path
     kind: str  # peft's name of the method, such as "LORA"
-    base_name: str | None  # name of the model that it was trained for; None: not given
+    base_name: str | None  # name of the model that it was trained for; None: unknown
     vocab_size: int | None  # tokens of the embedding in its weights; None: it has no embedding
-    fewest_tokens: int  # least vocabulary for its weights of the head and single tokens
+    fewest_tokens: (
+        int  # smallest vocabulary that its weights for the head and for single tokens need
+    )
 
     def grown(self, vocab_size: int) -> int:
         """Return the vocabulary size of a model of ``vocab_size`` tokens after the merge."""
@@ -53,16 +55,16 @@ class Adapter:
 
     @property
     def has_tokenizer(self) -> bool:
-        """Return whether it has a tokenizer, which the merged model then uses."""
+        """Return whether the adapter has a tokenizer, which the merged model then uses."""
         return any((self.folder / name).is_file() for name in TOKENIZER_FILES)
 
 
 def report_adapter(adapter: Adapter | None, base: str, report: Callable[[str], None]) -> None:
-    """Report the adapter that is merged into a model, ``base`` in the user's words."""
+    """Report the adapter that is merged into a model; ``base``: the model as the user named it."""
     if adapter is None:
         return
     report(f"merging the adapter {adapter.name} ({adapter.kind}) into {base}")
-    # Two names, on the hub or of folders, may mean one model, or its 4-bit copy.
+    # Two different names, of the hub or of folders, may mean the same model or its 4-bit copy.
     names = (each.rstrip("/").rpartition("/")[2] for each in (adapter.base_name or base, base))
     theirs, ours = (name.casefold() for name in names)
     if theirs not in ours and ours not in theirs:
@@ -117,7 +119,7 @@ def read_adapter(source: str, folder: Path) -> Adapter:
 
 def merge_adapter(model: PreTrainedModel, adapter: Adapter) -> PreTrainedModel:
     """Return a model with the adapter merged into fp32 weights; raise ExportError if it cannot."""
-    num_own = model.config.get_text_config(decoder=True).vocab_size
+    vocab_size = model.config.get_text_config(decoder=True).vocab_size
     adapted = _with_adapter(model, adapter)
     wanted = _probed_logits(adapted, model)
     where = f"the adapter at {adapter.folder} ({adapter.kind})"
@@ -127,10 +129,10 @@ def merge_adapter(model: PreTrainedModel, adapter: Adapter) -> PreTrainedModel:
         raise ExportError(
             f"{where} cannot be merged into weights: {_reason(error)}; train a LoRA adapter instead"
         ) from error
-    if adapter.grown(num_own) > num_own:
-        _check_rows(where, merged, num_own)
-    found = _probed_logits(merged, merged)
-    difference, largest = float((found - wanted).abs().max()), float(wanted.abs().max())
+    if adapter.grown(vocab_size) > vocab_size:
+        _check_rows(where, merged, vocab_size)
+    merged_logits = _probed_logits(merged, merged)
+    difference, largest = float((merged_logits - wanted).abs().max()), float(wanted.abs().max())
     if not difference <= _MOST_DIFFERENCE * largest:
         raise ExportError(
             f"{where} is more than a change of weights: after the merge, logits of up to "
@@ -170,7 +172,7 @@ def _with_adapter(model: PreTrainedModel, adapter: Adapter) -> PeftModel:
 
 
 def _without_copies(names: Sequence[str], adapter: Adapter) -> list[str]:
-    """Return names of the file without copies of loaded weights.
+    """Return the names in the file except those of copies of loaded weights.
 
     PEFT saves weights of ``modules_to_save`` and tied rows of tokens twice, but loads only one.
     """
@@ -187,22 +189,22 @@ def _without_copies(names: Sequence[str], adapter: Adapter) -> list[str]:
 
 def _resize(model: PreTrainedModel, adapter: Adapter) -> None:
     """Give a model rows for the adapter's tokens; new rows are NaN until they are loaded."""
-    num_own = model.config.get_text_config(decoder=True).vocab_size
-    if (wanted := adapter.grown(num_own)) == num_own:
+    vocab_size = model.config.get_text_config(decoder=True).vocab_size
+    if (wanted := adapter.grown(vocab_size)) == vocab_size:
         return
     model.resize_token_embeddings(wanted, mean_resizing=False)
     for weight in _token_weights(model):
-        weight.data[num_own:] = torch.nan
+        weight.data[vocab_size:] = torch.nan
 
 
-def _check_rows(where: str, merged: PreTrainedModel, num_own: int) -> None:
-    """Raise ExportError unless all tokens beyond ``num_own`` have rows of embedding and head."""
+def _check_rows(where: str, merged: PreTrainedModel, num_before: int) -> None:
+    """Raise ExportError unless all tokens beyond ``num_before`` have rows of embedding and head."""
     for what, weight in zip(("embedding", "head"), _token_weights(merged), strict=False):
-        if lacking := int((~weight[num_own:].isfinite().all(dim=1)).sum()):
+        if lacking := int((~weight[num_before:].isfinite().all(dim=1)).sum()):
             raise ExportError(
-                f"{where} is for {len(weight)} tokens, the model has {num_own}, and it has no rows "
-                f"of the {what} for {lacking} of the {len(weight) - num_own} added ones; save it "
-                "again with save_pretrained(..., save_embedding_layers=True), or " + BY_HAND
+                f"{where} is for {len(weight)} tokens, the model has {num_before}, and it has no "
+                f"rows of the {what} for {lacking} of the {len(weight) - num_before} added ones; "
+                "save it again with save_pretrained(..., save_embedding_layers=True), or " + BY_HAND
             )
 
 
@@ -212,7 +214,7 @@ def _token_weights(model: PreTrainedModel) -> list[Tensor]:
 
 
 def _untie(model: PreTrainedModel) -> None:
-    """Give the head a weight of its own if the adapter changes it or the embedding."""
+    """Separate the head's weight from the embedding if the adapter changes one of them."""
     modules = (model.get_input_embeddings(), model.get_output_embeddings())
     embedding, head = (getattr(each, "base_layer", each) for each in modules)
     is_changed = any(type(each).__module__.startswith("peft.") for each in modules)
@@ -235,7 +237,7 @@ def _probed_logits(computes: nn.Module, model: PreTrainedModel) -> Tensor:
 
 
 def _reason(error: Exception) -> str:
-    """Return the reason, with the first weight whose shape differs: torch's second line."""
+    """Return torch's line about the first weight whose shape differs, else the first line."""
     lines = [line.strip() for line in str(error).splitlines()]
     differing = next((line for line in lines if line.startswith("size mismatch")), None)
     return differing or reason_of(error)

@@ -1,6 +1,7 @@
 """Files of an adapter (PEFT): settings and shapes of weights, checked before a model is loaded.
 
-PEFT would allocate memory for any rank, match a pattern for any time, and end in any error.
+PEFT itself sets no limits: it allocates memory for any rank, matches a pattern for any time, and
+may raise any error.
 """
 
 import dataclasses
@@ -45,7 +46,7 @@ _TOKENS = ("trainable_token_indices", "token_indices")
 _NO_SIZES = (*_TOKENS, "alora_invocation_tokens", "layers_to_transform", "total_step", "tinit")
 _NO_SIZE = re.compile(r"alpha|seed|prng|warmup|interval|tfinal|deltaT|lambda|_config$|dropout")
 _ANY_SIZE = ("LOKR", "r")  # a rank above half of the width stands for weights without a rank
-_LEAST = 256  # of a limit: unused settings may have default values of this size
+_LEAST = 256  # smallest limit of a setting: defaults of unused settings may be this large
 _SECONDS = 10.0  # for all patterns of an adapter
 _MATCH_ALL = """
 import json, re, sys
@@ -97,12 +98,12 @@ def _weights(file: Path) -> Iterator[tuple[str, Tensor]]:
 
 
 def num_embedded(shapes: Shapes) -> int | None:
-    """Return the vocabulary size in an adapter's weights of the embedding, None without such."""
+    """Return the vocabulary size by an adapter's weights of the embedding, None if it has none."""
     return max(_sizes(shapes, _EMBEDDING_AXES), default=None)
 
 
 def fewest_tokens(content: Mapping[str, Any], shapes: Shapes) -> int:
-    """Return the least vocabulary size for an adapter's weights of the head and single tokens."""
+    """Return the smallest vocabulary that an adapter's weights of head and single tokens need."""
     rows = (token + 1 for name in _TOKENS for token in _integers(content.get(name)))
     return max((*rows, *_sizes(shapes, _HEAD_AXES)), default=0)
 
@@ -115,11 +116,11 @@ def _sizes(shapes: Shapes, axis_by_pattern: Mapping[str, int]) -> Iterator[int]:
 
 
 def check_settings(where: str, content: Mapping[str, Any], kind: str, shapes: Shapes) -> None:
-    """Raise ExportError for a setting that peft would ignore, or that cannot be right."""
-    known = {field.name for field in dataclasses.fields(PEFT_TYPE_TO_CONFIG_MAPPING[kind])}
+    """Raise ExportError for a setting that peft would ignore, or whose value is invalid."""
+    supported = {field.name for field in dataclasses.fields(PEFT_TYPE_TO_CONFIG_MAPPING[kind])}
     largest = max(_LEAST, *(size for shape in shapes.values() for size in shape))
     for name, value in content.items():
-        if name not in known and name not in _ABOUT and value not in _EMPTY:
+        if name not in supported and name not in _ABOUT and value not in _EMPTY:
             raise ExportError(
                 f"{where} sets {name} = {value!r}, which the installed peft does not support; "
                 "install the version that made it "
@@ -128,11 +129,11 @@ def check_settings(where: str, content: Mapping[str, Any], kind: str, shapes: Sh
         if (expected := _expected(name, value)) is not None:
             raise ExportError(f"{where} sets {name} = {value!r}, expected {expected}; {_AGAIN}")
         is_size = (kind, name) != _ANY_SIZE and name not in _NO_SIZES
-        most = len(shapes) if name == "layer_replication" else largest
-        too_large = [number for number in _integers(value) if number > most]
+        max_size = len(shapes) if name == "layer_replication" else largest
+        too_large = [number for number in _integers(value) if number > max_size]
         if is_size and not _NO_SIZE.search(name) and too_large:
             raise ExportError(
-                f"{where} sets {name} = {_short(value)}, expected numbers up to {most}, the "
+                f"{where} sets {name} = {_short(value)}, expected numbers up to {max_size}, the "
                 f"largest size in its weights; {_AGAIN}"
             )
 
@@ -170,7 +171,7 @@ def _integers(value: object) -> Iterator[int]:
 
 
 def check_patterns(where: str, content: Mapping[str, Any], names: Iterable[str]) -> None:
-    """Raise ExportError if matching a setting takes too long; another process tries it."""
+    """Raise ExportError if matching a pattern takes too long; a separate process tries it."""
     patterns = [pattern for name in _PATTERNS for pattern in _strings(content.get(name))]
     if all(re.fullmatch(r"[\w.]*", pattern) for pattern in patterns):
         return
@@ -199,9 +200,9 @@ def _strings(value: object) -> Iterator[str]:
 
 
 def module_names(shapes: Iterable[str]) -> set[str]:
-    """Return the names of modules in an adapter's weights, and names that match nothing."""
-    found = set()
+    """Return the names of modules in an adapter's weights, each also with "!", to match nothing."""
+    names = set()
     for weight in shapes:
         parts = weight.removeprefix("base_model.model.").split(".")
-        found |= {".".join(parts[:number]) for number in range(1, len(parts))}
-    return found | {f"{name}!" for name in found}
+        names |= {".".join(parts[:number]) for number in range(1, len(parts))}
+    return names | {f"{name}!" for name in names}

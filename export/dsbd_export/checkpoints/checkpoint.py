@@ -21,7 +21,7 @@ from dsbd_runtime.parts.attention.cache_entries import CacheEntry
 from dsbd_runtime.parts.given.given_rows import GivenEntry
 from dsbd_runtime.parts.source.encoder_entry import EncoderEntry
 
-_KIND_BY_WORD = {  # in the name of a part's config
+_KIND_BY_WORD = {  # kind of input, by a word in the name of a part's config
     **dict.fromkeys(("vision", "vit", "image", "video"), "image"),
     **dict.fromkeys(("audio", "speech", "encoder"), "audio"),
 }
@@ -32,26 +32,28 @@ class Checkpoint:
     """Description of a checkpoint before its weights are read."""
 
     role: str  # "target" or "draft"
-    folder: Path  # of config.json, the weights and tokenizer.json; or of ``gguf_file``
+    folder: Path  # contains config.json, weights and tokenizer.json, or ``gguf_file``
     config: PreTrainedConfig
     vocab_size: int
     bos_token_id: int | None
     eos_token_ids: list[int]
-    context_length: int  # of the checkpoint, or the shorter requested one
-    layer_masks: tuple[str | None, ...]  # each layer's mask input; None: it has no attention
+    context_length: int  # of the checkpoint, or a shorter requested length
+    layer_masks: tuple[str | None, ...]  # mask input of each layer; None: no attention
     sliding_window: int | None
     trust_remote_code: bool
-    gguf_file: str | None = None  # the file in ``folder`` that is the whole checkpoint
+    gguf_file: str | None = None  # name of the file in ``folder`` that is the whole checkpoint
     ctranslate2: Ctranslate2File | None = None  # its weights, in another folder than ``folder``
     target_folder: Path | None = None
-    feature_layers: tuple[int, ...] | None = None  # of a target, whose inputs are its features
+    feature_layers: tuple[int, ...] | None = (
+        None  # layers of a target whose inputs are its features
+    )
     # (n,) int64, ascending: tokens that a draft may propose; None: all
     proposed_tokens: NDArray[np.int64] | None = None
-    caches: tuple[CacheEntry, ...] = ()  # of its layers; empty until the model is loaded
+    caches: tuple[CacheEntry, ...] = ()  # caches of its layers; empty until the model is loaded
     composite: PreTrainedConfig | None = None  # the whole config of a composite model
     adapter: Adapter | None = None  # merged into the weights when they are loaded
     encoder: EncoderEntry | None = None  # without cross rows until the model is loaded
-    # of an exported target, whose encoder a draft may share
+    # entries of an exported target, whose encoder a draft may share
     target_encoder: EncoderEntry | None = None
     target_given: GivenEntry | None = None
 
@@ -67,11 +69,11 @@ class Checkpoint:
 
     @property
     def names_proposed(self) -> bool:
-        """Return whether its weights name the tokens that it proposes, so that options may not."""
+        """Return whether its weights name the tokens that it proposes; then options may not."""
         return False
 
     def read_from(self, stored: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the readers of its weights, by the names of its model, of those in its files."""
+        """Return readers by the model's names of weights, from readers by names in files."""
         return stored
 
     @property
@@ -84,16 +86,16 @@ class Checkpoint:
         """Return the kinds of input that only omitted parts read; None: nothing is omitted."""
         if self.composite is None or self.encoder is not None:
             return None
-        found = set()
+        inputs = set()
         for name in self.composite.sub_configs:
             if getattr(self.composite, name, None) is not self.config:
                 kinds = [kind for word, kind in _KIND_BY_WORD.items() if word in name]
-                found.add(kinds[0] if kinds else name.removesuffix("_config"))
-        return sorted(found)
+                inputs.add(kinds[0] if kinds else name.removesuffix("_config"))
+        return sorted(inputs)
 
     @property
     def is_computed(self) -> bool:
-        """Return whether weights are computed from the stored ones, in fp32."""
+        """Return whether weights are computed in fp32 from stored values."""
         is_quantized = quantization_of(self.composite or self.config) is not None
         others = (self.gguf_file, self.ctranslate2, self.adapter)
         return is_quantized or any(each is not None for each in others)
@@ -118,7 +120,7 @@ class Checkpoint:
 
     @property
     def masks(self) -> list[str]:
-        """Return the mask inputs that layers read; recurrences read the full one."""
+        """Return the mask inputs that layers read; recurrences read the full mask."""
         of_layers = {mask for mask in self.layer_masks if mask is not None}
         return sorted(of_layers or {ATTENTION_MASK})
 

@@ -1,6 +1,6 @@
 """Files of a checkpoint: JSON, the tokens that a draft was trained to propose, and weights.
 
-Weights have a stored precision, and are converted in place.
+Weights are read in their stored precision and converted in place.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ def json_object(file: Path) -> dict[str, Any]:
 
 
 def json_object_or_none(file: Path) -> dict[str, Any] | None:
-    """Return the content of a file, None unless it is there and an object."""
+    """Return the content of a file; None if it is missing or not an object."""
     try:
         return json_object(file)
     except ExportError:
@@ -44,20 +44,20 @@ def json_object_or_none(file: Path) -> dict[str, Any] | None:
 
 
 _TOKENIZERS = "*vocab*.txt merges.txt *.model *.spm *.tiktoken".split()
-_OLD_WEIGHTS = ["pytorch_model*.bin", "model.bin"]  # the latter of CTranslate2
+_OLD_WEIGHTS = ["pytorch_model*.bin", "model.bin"]  # model.bin is of CTranslate2
 
 
 def pointer_in(folder: Path) -> str | None:
-    """Return the refusal of the first file of a checkpoint or adapter that is a pointer, or None.
+    """Return the refusal for a checkpoint's or adapter's first file that is a Git LFS pointer.
 
-    Files that are not read are not looked at: whoever needs no other weights may not have them.
+    Files that the export does not read are not checked: users may not have downloaded them.
     """
     patterns = ["*.json", "*.jinja", "adapter_model*"]
     if not (folder / "tokenizer.json").is_file():
         patterns += _TOKENIZERS
     files = (file for pattern in patterns for file in sorted(folder.glob(pattern)))
-    if found := next(filter(None, map(pointer_refusal, files)), None):
-        return found
+    if refusal := next(filter(None, map(pointer_refusal, files)), None):
+        return refusal
     old = (file for pattern in _OLD_WEIGHTS for file in sorted(folder.glob(pattern)))
     return next(filter(None, map(pointer_refusal, safetensors_files(folder) or old)), None)
 
@@ -72,7 +72,10 @@ def write_proposed_tokens(folder: Path, tokens: NDArray[np.int64]) -> None:
 
 
 def read_proposed_tokens(folder: Path, vocab_size: int) -> NDArray[np.int64] | None:
-    """Return the tokens that a draft was trained to propose, None for all; or raise ExportError."""
+    """Return the tokens that a draft was trained to propose, (n,) int64; None: all.
+
+    Raises ExportError if the file is invalid.
+    """
     file = folder / PROPOSED_TOKENS_FILE
     if not file.is_file():
         return None
@@ -101,7 +104,7 @@ _DTYPE_BY_SAFETENSORS_NAME = {"F64": "fp32", "F32": "fp32", "F16": "fp16", "BF16
 def convert_weights(model: PreTrainedModel, dtype: str) -> None:
     """Convert the parameters in place, one at a time; raise ExportError if one is out of range."""
     wanted = TORCH_DTYPES[dtype]
-    for name, parameter in model.named_parameters():  # tied ones come once
+    for name, parameter in model.named_parameters():  # tied parameters are listed once
         if not parameter.is_floating_point() or parameter.dtype == wanted:
             continue
         converted = parameter.data.to(wanted)
@@ -128,7 +131,7 @@ def widen_constants(model: PreTrainedModel) -> None:
 
 
 def _widen(module: nn.Module, owner: PreTrainedModel) -> None:
-    """Widen a module and its children; ``owner``: the model that computes their values."""
+    """Widen buffers of a module and its children; ``owner``: the model that computes them."""
     owner = module if isinstance(module, PreTrainedModel) else owner
     low = (torch.float16, torch.bfloat16)
     buffers = {name: getattr(module, name) for name in module._non_persistent_buffers_set}
@@ -166,15 +169,16 @@ WRAPPERS = (
 
 
 def plain_name(name: str) -> str:
-    """Return the name of a weight without those of modules that wrapped its model for training."""
+    """Return the name of a weight without names of modules that wrapped its model for training."""
     return re.sub(WRAPPERS, "", name)
 
 
 @contextlib.contextmanager
 def open_weights(folder: Path) -> Iterator[dict[str, Any]]:
-    """Yield a reader by plain weight name; nothing is read before a reader is indexed.
+    """Yield readers by plain names of weights; a weight is read when its reader is indexed.
 
-    Files are read, not mapped: pages of a mapped file would count as memory until it is closed.
+    Files are not memory-mapped: mapped pages would be counted as used memory until the file is
+    closed.
     """
     with contextlib.ExitStack() as stack:
         readers: dict[str, Any] = {}
@@ -202,7 +206,7 @@ class ComputedWeight:
         return self._shape
 
     def get_dtype(self) -> str:
-        """Return its type in safetensors' names."""
+        """Return the weight's type, as safetensors names it."""
         return "F32"
 
     def __getitem__(self, index: Any) -> Tensor:

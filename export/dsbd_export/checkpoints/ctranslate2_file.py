@@ -1,12 +1,16 @@
 """model.bin of CTranslate2: named arrays, mostly quantized, as the weights of transformers.
 
-The file is little-endian: its version (u32); the name of a specification, its revision (u32); the
-number of arrays (u32), and of each its name, number of dimensions (u8), dimensions (u32), type
-(u8), number of bytes (u32), bytes; the number of aliases (u32), and of each its name and that of an
-array. A text is its number of bytes (u16), the last of which is 0, and the bytes.
+The file is little-endian and contains, in this order:
 
-Queries, keys and values are rows of one array. Integers are to be divided by ``NAME_scale``, one
-number for each row, or one for all.
+* its version (u32), the name of a specification, and the specification's revision (u32);
+* the number of arrays (u32); for each array its name, number of dimensions (u8), dimensions (u32),
+  type (u8), number of bytes (u32), and the bytes;
+* the number of aliases (u32); for each alias its name and the name of an array.
+
+A text is the number of its bytes (u16) and the bytes, of which the last is 0.
+
+Queries, keys and values are rows of one array. Integers must be divided by the array
+``NAME_scale``, which has one number for each row, or one for all rows.
 """
 
 import math
@@ -67,29 +71,29 @@ class Ctranslate2File:
     file: Path
     specification: str  # ``WHISPER`` or ``TRANSFORMER``
     arrays: Mapping[str, StoredArray]  # an alias is the same array
-    lacking: tuple[str, ...] = ()  # files of its folder, in whose place are defaults
+    lacking: tuple[str, ...] = ()  # files missing in its folder, replaced by defaults
 
     def setting(self, name: str, default: float) -> Any:
-        """Return a number of the model; files of older revisions have one for both stacks."""
+        """Return a number of the model; older revisions have one number for encoder and decoder."""
         array = self.arrays.get(name) or self.arrays.get(name.rpartition("/")[2])
         return default if array is None else self._read(array).item()
 
     def array(self, name: str) -> StoredArray:
-        """Return an array; raise ExportError without it."""
+        """Return an array; raise ExportError if it is missing."""
         if name in self.arrays:
             return self.arrays[name]
         raise self.refusal(f"lacks {name}")
 
     @property
     def description(self) -> str:
-        """Return how its weights are stored, and defaults in place of files, for reports."""
+        """Return a text for reports: how the weights are stored, and which files are defaults."""
         dtype = self.array(EMBEDDINGS).dtype
         how = f"{dtype}, dequantized" if dtype.startswith("int") else dtype
         missing = f"; defaults in place of {', '.join(self.lacking)}" if self.lacking else ""
         return f"weights of CTranslate2 ({how}), with which the export is compared{missing}"
 
     def refusal(self, reason: str) -> ExportError:
-        """Return the error for a model that is not read."""
+        """Return the error for a model that is not supported."""
         return ExportError(
             f"{self.file} {reason}: it is not laid out as Whisper, Marian (OPUS-MT), M2M100 or NLLB"
             f"; {_EXPORT_ITS_SOURCE}"
@@ -97,12 +101,12 @@ class Ctranslate2File:
 
     @property
     def starts_from_zeros(self) -> bool:
-        """Return whether the first token of a target is embedded as zeros, without a row."""
+        """Return whether a target's first token is embedded as zeros, instead of by a row."""
         return bool(self.setting("decoder/start_from_zero_embedding", 0))
 
     def weights(self) -> dict[str, ComputedWeight]:
         """Return readers of the weights, in fp32, by transformers' names."""
-        found = {}
+        readers = {}
         for name, array in self.arrays.items():
             if not array.shape or name.endswith("_scale") or "/" not in name:
                 continue
@@ -113,13 +117,13 @@ class Ctranslate2File:
             shape = [1, *shape] if name == _BIAS else shape
             for part, module in enumerate(modules):
                 compute = partial(self._rows, name, part, len(modules), more)
-                found[module] = ComputedWeight(shape, compute)
+                readers[module] = ComputedWeight(shape, compute)
         if self.specification == TRANSFORMER:
-            found["model.shared.weight"] = found["model.decoder.embed_tokens.weight"]
-        return found
+            readers["model.shared.weight"] = readers["model.decoder.embed_tokens.weight"]
+        return readers
 
     def _modules(self, name: str) -> list[str]:
-        """Return transformers' names of the equal parts of an array."""
+        """Return transformers' names for the equal parts into which an array is split."""
         if name == PROJECTION:
             return ["proj_out.weight" if self.specification == WHISPER else "lm_head.weight"]
         if name == _BIAS and self.specification == TRANSFORMER:
@@ -132,7 +136,7 @@ class Ctranslate2File:
         return [f"model.{stack}.{layers}{m}.{_LAST.get(last, last)}" for m in _MODULES[module]]
 
     def _rows(self, name: str, part: int, num_parts: int, more: int) -> Tensor:
-        """Return one of the equal parts of an array in fp32, and ``more`` rows of zeros."""
+        """Return one of an array's equal parts in fp32, with ``more`` rows of zeros appended."""
         stored = self._read(self.arrays[name])
         values = stored.float()
         if not stored.is_floating_point():
@@ -151,7 +155,7 @@ class Ctranslate2File:
 
 
 def read_ctranslate2_file(file: Path) -> Ctranslate2File:
-    """Return the arrays of a model.bin; raise ExportError if it is not read."""
+    """Return the arrays of a model.bin; raise ExportError if it is not supported."""
     with file.open("rb") as content:
         reader = _Reader(file, content)
         specification = reader.specification()
@@ -159,7 +163,7 @@ def read_ctranslate2_file(file: Path) -> Ctranslate2File:
 
 
 class _Reader:
-    """A place in a file."""
+    """Reads a file from its current position on."""
 
     def __init__(self, file: Path, content: BinaryIO) -> None:
         self._file, self._content = file, content
@@ -173,10 +177,11 @@ class _Reader:
             )
         name, revision = self._text(), self._number("I")
         if revision > _NEWEST_REVISIONS.get(name, 0):
-            known = ", ".join(f"{name} up to {n}" for name, n in _NEWEST_REVISIONS.items())
+            supported = ", ".join(f"{name} up to {n}" for name, n in _NEWEST_REVISIONS.items())
             raise ExportError(
-                f"{self._file} has revision {revision} of CTranslate2's {name}, {known} are read "
-                f"(Whisper; Marian, M2M100 and NLLB); {_EXPORT_ITS_SOURCE}, if it generates text"
+                f"{self._file} has revision {revision} of CTranslate2's {name}, {supported} are "
+                "read (Whisper; Marian, M2M100 and NLLB); "
+                f"{_EXPORT_ITS_SOURCE}, if it generates text"
             )
         return name
 
@@ -184,7 +189,9 @@ class _Reader:
         """Return the arrays and their aliases."""
         arrays = {}
         for _ in range(self._number("I")):
-            name = self._text().replace("encoder/embeddings/", "encoder/embeddings_0/")  # older
+            name = self._text().replace(
+                "encoder/embeddings/", "encoder/embeddings_0/"
+            )  # older name
             shape = tuple(self._number("I") for _ in range(self._number("B")))
             kind, num_bytes = self._number("B"), self._number("I")
             item_size = (4, 1, 2, 4, 2, 2)[kind] if kind < len(_TYPES) else 0
@@ -211,11 +218,11 @@ class _Reader:
         return int(number)
 
     def _bytes(self, number: int) -> bytes:
-        found = self._content.read(number)
-        if len(found) < number:
+        content = self._content.read(number)
+        if len(content) < number:
             size = self._file.stat().st_size
             raise self._damaged(f"it has {size:,} bytes, and names more of arrays and aliases")
-        return found
+        return content
 
     def _damaged(self, reason: str) -> ExportError:
         return ExportError(f"{self._file} is cut or damaged: {reason}; copy or download it again")

@@ -1,4 +1,4 @@
-"""Model families: how each is exported, or why not; others are tried and judged by the gate."""
+"""Model families: how each is exported, or why not. Other families are tried; the gate decides."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -19,9 +19,9 @@ class AttentionForm(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """One row of the table."""
+    """A row of the table ``FAMILIES``."""
 
-    # its form in the graph; meaningless for a refused family
+    # form of attention in the graph; meaningless for a refused family
     attention: AttentionForm = AttentionForm.NODE
     reads_source: bool = False
     # whether layers route to experts; all experts are computed for every row

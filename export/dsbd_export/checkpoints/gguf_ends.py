@@ -1,9 +1,10 @@
-"""Tokens of a GGUF file that end an answer: those that it names, and those known by their texts.
+"""Tokens of a GGUF file that end an answer: named by the file, or recognized by their texts.
 
-Converters name one to three of them. llama.cpp also ends at tokens that it knows by their texts
-(``special_eog_ids`` of its llama-vocab.cpp), among them tokens between the files of a repository,
-which a model writes after a text that it was to fill in. Its list is followed, except that a
-``</s>`` ends an answer only if the file calls it a control token: in Qwen2.5 and Gemma it is HTML.
+Converters name one to three such tokens. llama.cpp also ends answers at tokens that it recognizes
+by their texts (``special_eog_ids`` in its llama-vocab.cpp). Among them are separators between the
+files of a repository: a model writes one after a text that it fills in. This module follows
+llama.cpp's list with one exception: ``</s>`` ends an answer only if the file marks it as a control
+token, because in Qwen2.5 and Gemma it is HTML.
 """
 
 from collections.abc import Iterator
@@ -32,7 +33,8 @@ FILL_IN_TEXTS = {
 """Texts of the tokens around a text to fill in, by ggml's names for the tokens."""
 
 _NAMES = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
-_ENDS_NO_ANSWER = (  # with all of these tokens the first one separates parts of an answer
+# If a vocabulary has all tokens of a row, the first of them separates parts of an answer.
+_ENDS_NO_ANSWER = (
     ("<|end|>", "<|return|>", "<|call|>"),
     ("<|end|>", "<|flush|>", "<|call|>"),
     ("<|end|>", "<|flush|>", "<|calls|>"),
@@ -42,12 +44,12 @@ _ENDS_NO_ANSWER = (  # with all of these tokens the first one separates parts of
 
 def named_ends(header: GgufHeader) -> list[int]:
     """Return the tokens that a file names as ends of an answer."""
-    found = (header.token_id(name) for name in _NAMES)
-    return list(dict.fromkeys(index for index in found if index is not None))
+    ids = (header.token_id(name) for name in _NAMES)
+    return list(dict.fromkeys(index for index in ids if index is not None))
 
 
 def ends_by_text(header: GgufHeader) -> dict[str, int]:
-    """Return the further tokens that end an answer, id by text."""
+    """Return the ids of further tokens that end an answer, by their texts."""
     ids = {text: i for i, text in enumerate(header.values.get("tokenizer.ggml.tokens") or ())}
     closing = [CLOSING_TAG] if _is_control(header, ids.get(CLOSING_TAG)) else []
     texts = END_TEXTS.union(_fill_in_ends(header, ids), closing) & ids.keys()
@@ -59,14 +61,14 @@ def ends_by_text(header: GgufHeader) -> dict[str, int]:
 
 
 def _fill_in_ends(header: GgufHeader, ids: dict[str, int]) -> Iterator[str]:
-    """Yield one text for each token around a text to fill in that ends it and is not named."""
+    """Yield one text for each fill-in token that ends an answer and that the file does not name."""
     for name, texts in FILL_IN_TEXTS.items():
         if name in _NAMES and header.token_id(name) is None:
             yield from [text for text in texts if text in ids][:1]
 
 
 def _is_control(header: GgufHeader, index: int | None) -> bool:
-    """Return whether a file calls a token a control token; ``index`` None: there is no token."""
+    """Return whether a file marks a token as a control token; ``index`` None: no such token."""
     kinds = header.values.get("tokenizer.ggml.token_type")
     if index is None or kinds is None or index >= len(kinds):
         return False

@@ -1,7 +1,7 @@
 """GGUF files: a checkpoint in one file, whose weights are mostly quantized.
 
-Of the header every count and length is checked against the file's size: nothing beyond it is read
-or allocated. A file that passes is complete: little-endian, one part, all bytes of all tensors.
+Every count and length in the header is checked against the file's size before anything is read or
+allocated. A file that passes is little-endian, has one part, and contains all bytes of all tensors.
 """
 
 import math
@@ -24,10 +24,10 @@ from dsbd_export.errors import ExportError, reason_of
 from dsbd_export.progress import Counter, counted
 
 MAGIC = b"GGUF"
-SENTENCEPIECE = "llama"  # as ``tokenizer.ggml.model`` calls it
+SENTENCEPIECE = "llama"  # its name in ``tokenizer.ggml.model``
 _VERSIONS = (2, 3)
 _DISPENSABLE = ("padding", "mask", "unknown", "fim_pad", "fim_rep", "fim_sep")  # special tokens
-_DEFAULT_IDS = {"bos": 1, "eos": 2, "unknown": 0}  # of sentencepiece, for files without
+_DEFAULT_IDS = {"bos": 1, "eos": 2, "unknown": 0}  # of sentencepiece, for files that name none
 _MOST_DIMENSIONS = 4
 _LAYER = re.compile(r"(?:^|\.)blk\.(\d+)\.")
 _COPY_AGAIN = "download or copy it again"
@@ -47,9 +47,9 @@ class GgufHeader:
     """Header of a GGUF file: everything before its weights."""
 
     file: Path
-    # numbers, texts, lists of texts, and arrays (n,) of numbers, by their keys
+    # by key: numbers, texts, lists of texts, and arrays (n,) of numbers
     values: Mapping[str, Any]
-    shapes: Mapping[str, tuple[int, ...]]  # of the tensors by their names, in torch's order
+    shapes: Mapping[str, tuple[int, ...]]  # of tensors by name, in torch's order
 
     def of_architecture(self, name: str) -> Any:
         """Return a value of the architecture's metadata, such as ``block_count``, or None."""
@@ -58,7 +58,9 @@ class GgufHeader:
     def token_id(self, name: str) -> int | None:
         """Return the token that the file names as ``bos``, ``eos`` and so on, or None.
 
-        Ids beyond the vocabulary, as converters wrote them, are ignored or raise ExportError.
+                For an id beyond the vocabulary, which some converters wrote, the token is ignored
+                if it is
+        dispensable; else ExportError is raised.
         """
         key = f"tokenizer.ggml.{name}_token_id"
         index, size = self.values.get(key), len(self.values.get("tokenizer.ggml.tokens") or ())
@@ -85,7 +87,7 @@ def read_header(file: Path) -> GgufHeader:
 
 
 class _Reader:
-    """A place in the bytes of a file."""
+    """Reads the bytes of a file from its current position on."""
 
     def __init__(self, file: Path, data: mmap.mmap) -> None:
         self._file, self._data = file, data
@@ -127,7 +129,7 @@ class _Reader:
     def _tensors(
         self, number: int, values: Mapping[str, Any]
     ) -> tuple[dict[str, tuple[int, ...]], int]:
-        """Return the shapes of the tensors, and the end of the last one in the file."""
+        """Return the shapes of the tensors, and the position in the file after the last one."""
         shapes: dict[str, tuple[int, ...]] = {}
         end = 0
         for _ in range(number):
@@ -173,7 +175,9 @@ class _Reader:
             return self._numbers(_NUMBER_BY_KIND[inner], count, key)
         if inner != GGUFValueType.STRING:
             raise self._damaged(f"{key} is a list of the unknown kind {inner}")
-        return [self._text(key) for _ in range(count)]  # the first one after the end raises
+        return [
+            self._text(key) for _ in range(count)
+        ]  # the first text beyond the file's end raises
 
     def _text(self, what: str) -> str:
         try:
@@ -195,7 +199,7 @@ class _Reader:
         return self._data[self._at - number : self._at]
 
     def _damaged(self, reason: str) -> ExportError:
-        in_one_line = " ".join(reason.split())  # a damaged name has anything in it
+        in_one_line = " ".join(reason.split())  # a damaged name may contain anything
         return ExportError(f"{self._file} is cut or damaged: {in_one_line}; {_COPY_AGAIN}")
 
 
@@ -236,7 +240,7 @@ def read_gguf_config(role: str, file: Path, header: GgufHeader) -> PreTrainedCon
 
 
 def _take_rope_factors(config: PreTrainedConfig, file: Path, header: GgufHeader) -> None:
-    """Give a config the divisors of rotary frequencies that Llama 3.1 stores as a tensor."""
+    """Add to a config the divisors of rotary frequencies that Llama 3.1 stores as a tensor."""
     is_left_out = config.model_type == "llama" and _FACTORS in header.shapes
     if not is_left_out or _scaling(header) is not None:
         return
@@ -260,7 +264,7 @@ def _scaling(header: GgufHeader) -> str | None:
 
 
 def gguf_refusal(header: GgufHeader, config: PreTrainedConfig) -> str | None:
-    """Return the change of rotary frequencies that transformers ignores; None: no change."""
+    """Return the change of rotary frequencies that transformers ignores, None if there is none."""
     if getattr(config, "rope_parameters", {}).get("rope_type", "default") != "default":
         return None
     if scaling := _scaling(header):
@@ -273,16 +277,16 @@ def gguf_weights(
 ) -> dict[str, Tensor]:
     """Return the weights in fp32, by the names of ``model_class``."""
     with torch.device("meta"):
-        model = model_class(config)  # its names and shapes alone
+        model = model_class(config)  # only names and shapes, no numbers
     wanted = {name: tuple(weight.shape) for name, weight in model.state_dict().items()}
     has = sum(map(math.prod, read_header(file).shapes.values()))
     needs = sum(map(math.prod, wanted.values()))
-    if needs > 2 * has:  # a head may be the embedding, which is in the file once
+    if needs > 2 * has:  # twice: a head may be the embedding, which is stored once
         raise ExportError(
             f"its metadata describe a model of {needs:,} weights, and it has {has:,}; download the "
             "file again, or convert the model again"
         )
-    bar = gguf_reading.tqdm  # in its place the weights are counted that transformers dequantizes
+    bar = gguf_reading.tqdm  # replaced, to count the weights that transformers dequantizes
     gguf_reading.tqdm = lambda weights, **_: counted(
         weights, counter, lambda weight: int(weight.n_bytes)
     )

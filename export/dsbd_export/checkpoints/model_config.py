@@ -1,4 +1,4 @@
-"""Config of a transformers model: refusals, masks, limits; and the description of a checkpoint."""
+"""Config of a transformers model: refusals, masks and limits, and the checkpoint's description."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -40,14 +40,14 @@ MASK_BY_LAYER_TYPE = {
     "mlp": None,
     "moe": None,
 }
-"""Mask input by type of layer, for the types that can be exported; None: no mask."""
+"""Mask input by layer type, for layer types that can be exported; None: no mask."""
 
 _BY_LAYER_TYPE = {
     "hybrid_sliding": "keeps a state in addition to its rows, which a tree of tokens cannot share",
     "chunked_attention": "needs a mask of chunks, which the graph lacks",
 }
 _SPEECH_FAMILY = "whisper"
-_UNLIMITED = 512  # tokens, if a model has no limit: what most were trained with
+_UNLIMITED = 512  # tokens, for a model without a limit: most were trained with this length
 _NEEDED = ("num_layers", "hidden_size", "vocab_size")
 
 
@@ -57,7 +57,7 @@ def reads_sound(config: PreTrainedConfig) -> bool:
 
 
 def reads_picture(config: PreTrainedConfig) -> bool:
-    """Return whether the source of a model is a picture; its decoder has a config of its own."""
+    """Return whether the source of a model is a picture; its decoder has a separate config."""
     return bool(config.model_type == "vision-encoder-decoder")
 
 
@@ -68,7 +68,7 @@ def text_config(config: PreTrainedConfig) -> PreTrainedConfig:
 
 
 def model_class_of(config: PreTrainedConfig) -> Any:
-    """Return the class of transformers for a config, None if none continues text."""
+    """Return transformers' model class for a config, None if no class continues text."""
     if reads_sound(config):
         return MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING[type(config)]
     if config.is_encoder_decoder and not reads_picture(config):
@@ -81,7 +81,7 @@ def model_class_of(config: PreTrainedConfig) -> Any:
 
 
 def window_within(config: PreTrainedConfig, context_length: int) -> int | None:
-    """Return the sliding window of a config, None if no sequence is longer."""
+    """Return the sliding window of a config, None if no sequence is longer than the window."""
     window: int | None = getattr(config, "sliding_window", None)
     return window if window is not None and window < context_length else None
 
@@ -99,7 +99,7 @@ def layer_masks(config: PreTrainedConfig, window: int | None) -> tuple[str | Non
 
 
 def normalized_config(config: PreTrainedConfig) -> NormalizedConfig:
-    """Return optimum's view of a config, with the same names in all families."""
+    """Return optimum's view of a config, which has the same names for all families."""
     try:
         kind = NormalizedConfigManager.get_normalized_config_class(config.model_type)
     except KeyError:
@@ -137,8 +137,11 @@ def _refusals(config: PreTrainedConfig) -> Iterator[str]:
         yield str(FAMILIES["bloom"].refusal)
     for layer_type in getattr(config, "layer_types", None) or []:
         if layer_type not in MASK_BY_LAYER_TYPE:
-            known = f"is not known; {', '.join(sorted(MASK_BY_LAYER_TYPE))} can be exported"
-            yield f"a layer of type {layer_type!r} {_BY_LAYER_TYPE.get(layer_type, known)}"
+            reason_if_unknown = (
+                f"is not known; {', '.join(sorted(MASK_BY_LAYER_TYPE))} can be exported"
+            )
+            reason = _BY_LAYER_TYPE.get(layer_type, reason_if_unknown)
+            yield f"a layer of type {layer_type!r} {reason}"
     if config.is_encoder_decoder:
         return
     for name in _NEEDED:
@@ -150,7 +153,8 @@ def constant_rope_length(config: PreTrainedConfig) -> int | None:
     """Return the longest sequence with constant frequencies, None if they are always constant."""
     limits = [
         parameters.get("original_max_position_embeddings", config.max_position_embeddings)
-        # transformers raises a dynamic base beyond max_position_embeddings, whatever else is given
+        # transformers raises a dynamic base beyond max_position_embeddings, whatever the other
+        # fields
         if parameters["rope_type"] == "longrope"
         else config.max_position_embeddings
         for parameters in _rope_parameters(getattr(config, "rope_parameters", None))
@@ -170,7 +174,7 @@ def _rope_parameters(content: dict[str, Any] | None) -> Iterator[dict[str, Any]]
 
 
 def positions(config: PreTrainedConfig, wanted: int | None) -> int:
-    """Return how many tokens of a source, or of a target, a model reads."""
+    """Return the maximum number of tokens that a model reads of a source, or of a target."""
     limit: int | None = getattr(config, "max_position_embeddings", None)
     if limit is None:
         return wanted or getattr(config, "n_positions", None) or _UNLIMITED
@@ -178,24 +182,24 @@ def positions(config: PreTrainedConfig, wanted: int | None) -> int:
 
 
 def target_positions(config: PreTrainedConfig, wanted: int | None) -> int:
-    """Return how many tokens of a target a model reads; see ``positions``."""
-    own: int | None = getattr(config, "max_target_positions", None)
-    if own is None:
+    """Return the maximum number of tokens that a model reads of a target; see ``positions``."""
+    limit: int | None = getattr(config, "max_target_positions", None)
+    if limit is None:
         return positions(config, wanted)
-    return own if wanted is None else min(own, wanted)
+    return limit if wanted is None else min(limit, wanted)
 
 
 def num_decoder_layers(config: PreTrainedConfig) -> int:
-    """Return the number of the decoder's transformer layers, which may not be the encoder's."""
+    """Return the number of the decoder's layers, which may differ from the encoder's."""
     named = (getattr(config, name, None) for name in ("num_decoder_layers", "decoder_layers"))
-    found = next((each for each in named if each is not None), None)
-    return int(normalized_config(config).num_layers if found is None else found)
+    num_layers = next((each for each in named if each is not None), None)
+    return int(normalized_config(config).num_layers if num_layers is None else num_layers)
 
 
 def decoder_vocab_size(config: PreTrainedConfig) -> int:
-    """Return the vocabulary size of targets, which may differ from that of sources in Marian."""
-    own: int | None = getattr(config, "decoder_vocab_size", None)
-    return int(config.vocab_size if own is None else own)
+    """Return the vocabulary size of targets; in Marian, sources may have another one."""
+    of_targets: int | None = getattr(config, "decoder_vocab_size", None)
+    return int(config.vocab_size if of_targets is None else of_targets)
 
 
 @dataclass(frozen=True)
@@ -307,24 +311,24 @@ def read_checkpoint(files: CheckpointFiles) -> Checkpoint:
 def read_decoder(files: CheckpointFiles) -> Checkpoint:
     """Return the description of a causal language model."""
     checkpoint = read_checkpoint(files)
-    if (most := files.options.max_source) is not None:
+    if (max_source := files.options.max_source) is not None:
         raise ExportError(
-            f"max_source={most} has no meaning for the {files.role} (family "
+            f"max_source={max_source} has no meaning for the {files.role} (family "
             f"{checkpoint.family}), which reads no source; leave it out"
         )
     return checkpoint
 
 
 def _special_tokens(files: CheckpointFiles, name: str) -> list[int]:
-    """Return token ids, those of generation_config.json first; or raise ExportError."""
+    """Return special token ids, preferably from generation_config.json; or raise ExportError."""
     whole = files.config
     places = (getattr(whole, name, None), getattr(text_config(whole), name, None))
     given = (files.generation.get(name), *places)
-    found: Any = next((each for each in given if each is not None), [])
-    tokens = found if isinstance(found, list | tuple) else [found]
+    value: Any = next((each for each in given if each is not None), [])
+    tokens = value if isinstance(value, list | tuple) else [value]
     if not all(type(token) is int for token in tokens):
         raise ExportError(
-            f"the {files.role} at {files.folder} has {name} {found!r}, expected a token id"
+            f"the {files.role} at {files.folder} has {name} {value!r}, expected a token id"
             f"{' or a list of them' * (name == 'eos_token_id')}; change it in "
             "generation_config.json or config.json"
         )
@@ -332,7 +336,7 @@ def _special_tokens(files: CheckpointFiles, name: str) -> list[int]:
 
 
 def _context_length(role: str, config: PreTrainedConfig, max_context: int | None) -> int:
-    """Return the exported context; by default the longest with constant rotary frequencies."""
+    """Return the exported context length; by default the longest with constant frequencies."""
     of_checkpoint: int | None = getattr(config, "max_position_embeddings", None)
     if config.is_encoder_decoder:
         of_checkpoint = target_positions(config, max_context)

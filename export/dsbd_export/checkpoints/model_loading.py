@@ -1,8 +1,8 @@
 """Model of a checkpoint in memory: the unmodified text part, as transformers loads it.
 
-Of a composite model the wrapper's own forward is kept, without parts for pictures or sound: it may
-scale logits (Cohere2-Vision), give positions in rows for time, height and width (Qwen-VL), or have
-no text class.
+For a composite model, the wrapper's forward is kept and the parts for pictures or sound are
+omitted. The wrapper may scale logits (Cohere2-Vision) or give positions in rows for time, height
+and width (Qwen-VL), or transformers may have no class for the text part alone.
 """
 
 import contextlib
@@ -50,14 +50,17 @@ def load_model(
 ) -> PreTrainedModel:
     """Return the unmodified transformers model in evaluation mode, its weights in ``dtype``.
 
-    model_class: None for the one that transformers has for its config.
+    Parts that read no text are omitted. Constants that are computed from the config stay in fp32.
 
-    Parts that read no text are omitted; constants that follow from the config stay in fp32.
+    model_class: None for transformers' class for the config.
     """
     with quiet_libraries(), _as_loading_errors(checkpoint):
         model, info = _load(checkpoint, TORCH_DTYPES[dtype], report, model_class)
     missing = sorted(info["missing_keys"])
-    configs = model.config.get_text_config(decoder=True), model.config  # some name it in one alone
+    configs = (
+        model.config.get_text_config(decoder=True),
+        model.config,
+    )  # some models set it in only one
     is_tied = next((c.tie_word_embeddings for c in configs if hasattr(c, _TIED)), False)
     if (missing or is_tied) and (reason := refusal_of_head(info["unexpected_keys"])):
         raise ExportError(f"the {checkpoint.role} at {checkpoint.source} {reason}")
@@ -76,12 +79,12 @@ def load_model(
 
 
 def cache_name(module: nn.Module) -> str:
-    """Return "cache" or "past_key_values" (older code), the name of a module's cache argument."""
+    """Return the name of a module's cache argument: "cache", or "past_key_values" (older code)."""
     return "cache" if "cache" in inspect.signature(module.forward).parameters else "past_key_values"
 
 
 def hash_weights(weights: Mapping[str, Tensor], digest: Any) -> None:
-    """Add names, shapes and numbers of weights, which are hashed in fp32, to a hash."""
+    """Add names, shapes and numbers of weights to a hash; numbers are hashed in fp32."""
     for name, weight in sorted(weights.items()):
         numbers: Any = weight.detach().to("cpu", torch.float32).contiguous().numpy()
         digest.update(f"{name} {numbers.shape} ".encode())
@@ -89,7 +92,7 @@ def hash_weights(weights: Mapping[str, Tensor], digest: Any) -> None:
 
 
 def reference_dtype(checkpoint: Checkpoint, wanted: str) -> str:
-    """Return the precision, ``wanted`` or fp32, in which a checkpoint keeps all stored values."""
+    """Return the precision in which the reference model loses no stored value."""
     if wanted == "fp32" or checkpoint.is_computed:
         return "fp32"
     with _as_loading_errors(checkpoint):
@@ -119,9 +122,9 @@ def _load(
     model_class = model_class or model_class_of(config)
 
     def load(source: Path | None = None, **more: Any) -> tuple[PreTrainedModel, dict[str, Any]]:
-        found: tuple[PreTrainedModel, dict[str, Any]]
-        found = model_class.from_pretrained(source, dtype=dtype, **more, **options)
-        return found
+        model_and_info: tuple[PreTrainedModel, dict[str, Any]]
+        model_and_info = model_class.from_pretrained(source, dtype=dtype, **more, **options)
+        return model_and_info
 
     if model_class and checkpoint.gguf_file is not None:
         phase = f"{checkpoint.role}: dequantizing {checkpoint.gguf_file}"
@@ -143,7 +146,7 @@ def _load(
         raise ExportError(
             f"quantized weights are read only from safetensors, by a class of transformers; {PLAIN}"
         )
-    # A model class of the checkpoint's own, or weights in another format: needs more memory.
+    # The checkpoint has its own model class or another weight format, which needs more memory.
     # transformers replaces each pattern once in a name
     options["key_mapping"] = {WRAPPERS: "", rf"{WRAPPERS}(?=\w)": ""}
     is_whole = checkpoint.composite is None and checkpoint.encoder is None
@@ -162,7 +165,7 @@ def _load(
 
 
 class AbsentPart(nn.Module):
-    """An omitted part of a composite model, which text never reaches."""
+    """An omitted part of a composite model; text never reaches it."""
 
     def __init__(self, name: str) -> None:
         super().__init__()

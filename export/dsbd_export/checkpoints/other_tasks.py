@@ -1,8 +1,8 @@
-"""Models that do not write text, recognized by what their checkpoints say or store.
+"""Models that do not write text, recognized by the configs and weights of their checkpoints.
 
-A classifier, a reward model or an embedding model has the layers of a language model. If its head
-for text is its embedding (tied), or lacks only that head, transformers loads it as a language model
-and omits its own head, so that it would be exported without a word.
+A classifier, a reward model or an embedding model has the layers of a language model. If it lacks
+only a head for text, or that head would be the embedding (tied), transformers loads it as a
+language model and omits the head for its task. It would then be exported without a warning.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ from transformers import (
 from dsbd_export.checkpoints.checkpoint_files import open_weights
 from dsbd_export.checkpoints.gguf_file import GgufHeader
 
-_KINDS = (  # ends of class names: what they are
+_KINDS = (  # ends of class names, and the kind of model that they mean
     (r"Reward\w*|ForScore", "a reward model"),
     (r"ForToken\w*Classification", "a token classifier"),
     (r"Classification|ForRegression|ForDecision|Re-?rank\w*|Rank(?:er|ing)\w*", "a classifier"),
@@ -37,12 +37,12 @@ _HEAD = re.compile(
     r"(?:^|\.)((?:score|classifier|classification_head|cls|qa_outputs|reward_head|reward_model_head"
     r"|value_head|rm_head|regression_head|regression_layer|embedding_head)\..*)"
 )
-_POOLINGS = ("none", "mean", "cls", "last", "rank")  # of llama.cpp, by their numbers
+_POOLINGS = ("none", "mean", "cls", "last", "rank")  # llama.cpp's kinds of pooling, by number
 _WRITES_NONE = "it writes no text"
 
 
 def refusal_of_task(config: PreTrainedConfig, folder: Path) -> str | None:
-    """Return why a checkpoint's config or files are not those of a model that writes text."""
+    """Return why a checkpoint is not a model that writes text, by its config and files, or None."""
     names = [str(name) for name in getattr(config, "architectures", None) or ()]
     kinds = [_kind_of(name) for name in names]
     if names and all(kinds):
@@ -64,7 +64,7 @@ def refusal_of_task(config: PreTrainedConfig, folder: Path) -> str | None:
 
 
 def refusal_of_head(unexpected: Iterable[str]) -> str | None:
-    """Return why weights without a place in a language model are those of another head."""
+    """Return why weights that a language model lacks belong to another head, or None."""
     heads = sorted(name for name in unexpected if _HEAD.search(name))
     if not heads:
         return None
@@ -75,10 +75,10 @@ def refusal_of_head(unexpected: Iterable[str]) -> str | None:
 
 
 def refusal_of_gguf_task(header: GgufHeader) -> str | None:
-    """Return why a GGUF file is not that of a model that writes text, None if it may be."""
+    """Return why a GGUF file is not a model that writes text, None if it may be one."""
     if pooling := header.of_architecture("pooling_type"):
-        known = isinstance(pooling, int) and pooling < len(_POOLINGS)
-        name = _POOLINGS[pooling] if known else pooling
+        is_named = isinstance(pooling, int) and pooling < len(_POOLINGS)
+        name = _POOLINGS[pooling] if is_named else pooling
         kind = "a classifier" if name == "rank" else "an embedding model"
         return f"it is {kind} (pooling_type {name}): {_WRITES_NONE}"
     if header.of_architecture("attention.causal") is False:
@@ -98,7 +98,7 @@ def _is_encoder(config: PreTrainedConfig) -> bool:
 
 
 def _is_base(name: str, config: PreTrainedConfig, folder: Path) -> bool:
-    """Return whether the weights were saved by the class ``name``, a decoder without a head."""
+    """Return whether ``name`` is the decoder class without a head, and the weights have none."""
     model = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
     base = MODEL_MAPPING.get(type(config), None)
     if model is None or config.is_encoder_decoder or name != getattr(base, "__name__", None):

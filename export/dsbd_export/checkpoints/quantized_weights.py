@@ -1,15 +1,15 @@
-"""Quantized weights: dequantized when read, or refused by the name of the method.
+"""Quantized weights: dequantized when read, or refused with the method's name.
 
-The dequantized weights are the checkpoint that an export is compared with. transformers dequantizes
-mxfp4 and, with the package of that name, compressed-tensors. FP8, GPTQ and AWQ are read here:
-transformers' FP8 is wrong for short blocks, the others need a GPU.
+An export is compared with the dequantized weights. transformers dequantizes mxfp4 and, with the
+package of that name, compressed-tensors. This module reads FP8, GPTQ and AWQ: transformers' FP8 is
+wrong for short blocks, and its GPTQ and AWQ need a GPU.
 
-GPTQ and AWQ pack integers of a few bits into int32. For a product of ``in`` inputs and ``out``
-outputs, with a scale and a zero point for each group of inputs, both store qweight, qzeros and
-scales; GPTQ may store the group of each input in g_idx.
+GPTQ and AWQ pack integers of a few bits into int32. A product has ``in`` inputs and ``out``
+outputs, and each group of inputs has a scale and a zero point. Both methods store qweight, qzeros
+and scales. GPTQ may also store the group of each input in g_idx.
 
-    GPTQ    qweight (in * bits / 32, out)    integers of consecutive inputs in one word
-    AWQ     qweight (in, out * bits / 32)    of outputs, in the order 0 2 4 6 1 3 5 7
+    GPTQ    qweight (in * bits / 32, out)    a word has integers of consecutive inputs
+    AWQ     qweight (in, out * bits / 32)    a word has outputs in the order 0 2 4 6 1 3 5 7
     both    qzeros  (groups, out * bits / 32), scales (groups, out)
 
 weight[o, i] = (qweight[i, o] - qzeros[group of i, o]) * scales[group of i, o]
@@ -43,10 +43,10 @@ Weights = Mapping[str, Any]  # readers by name, as ``open_weights`` yields them
 
 
 def quantization_of(config: PreTrainedConfig) -> dict[str, Any] | None:
-    """Return the quantization in a config, or in that of its text part; None: not quantized."""
+    """Return the quantization in a config or in its text part's config; None: not quantized."""
     places = (config, config.get_text_config(decoder=True))
-    found = (getattr(place, "quantization_config", None) for place in places)
-    content = next((each for each in found if each is not None), None)
+    quantizations = (getattr(place, "quantization_config", None) for place in places)
+    content = next((each for each in quantizations if each is not None), None)
     if content is None or isinstance(content, dict):
         return content
     return dict(content.to_dict())
@@ -60,7 +60,7 @@ def is_installed(module: str) -> bool:
 def refusal_of_quantization(
     config: PreTrainedConfig, is_installed: Callable[[str], bool] = is_installed
 ) -> str | None:
-    """Return why weights cannot be dequantized, None if they can or are plain."""
+    """Return why weights cannot be dequantized; None if they can, or are not quantized."""
     content = quantization_of(config)
     if content is None:
         return None
@@ -93,7 +93,7 @@ def plain_config(config: PreTrainedConfig) -> PreTrainedConfig:
 
 
 def plain_weights(weights: Weights, config: PreTrainedConfig) -> Weights:
-    """Return readers of plain weights; raise ExportError if a weight does not fit the method."""
+    """Return readers of dequantized weights; ExportError if a weight does not fit the method."""
     content = quantization_of(config)
     if content is None:
         return weights
@@ -141,7 +141,7 @@ def _method(content: Mapping[str, Any]) -> str:
 
 
 def _compressed_refusal(content: Mapping[str, Any]) -> str:
-    """Return why compressed-tensors are not read, "" if they are."""
+    """Return why compressed-tensors of this kind are not supported, "" if they are."""
     groups = content.get("config_groups") or {}
     formats = {str(group.get("format") or content.get("format")) for group in groups.values()}
     if len(groups) != 1 or not formats <= set(_COMPRESSED_FORMATS):
@@ -162,7 +162,7 @@ def _fp8_refusal(content: Mapping[str, Any]) -> str:
 
 
 def _fp8_weights(weights: Weights, content: Mapping[str, Any]) -> Weights:
-    """Return plain weights for those in FP8, with a scale for each block of rows x columns."""
+    """Return plain weights for weights in FP8, which have a scale for each block of a matrix."""
     block = content.get("weight_block_size")
     plain: dict[str, Any] = {}
     for name, reader in weights.items():
@@ -175,9 +175,9 @@ def _fp8_weights(weights: Weights, content: Mapping[str, Any]) -> Weights:
         shape = list(reader.get_shape())
         tiles = _num_tiles(shape, block)
         if scale is None or list(scale.get_shape()) not in tiles:
-            found = "no scale" if scale is None else f"a scale of shape {scale.get_shape()}"
+            given_scale = "no scale" if scale is None else f"a scale of shape {scale.get_shape()}"
             raise ExportError(
-                f"{name} of shape {shape} is in FP8 with {found}, expected is "
+                f"{name} of shape {shape} is in FP8 with {given_scale}, expected is "
                 f"{name + _FP8_SCALE} of shape {' or '.join(map(str, tiles))}; copy the "
                 f"checkpoint again, or {PLAIN}"
             )
@@ -220,11 +220,11 @@ def _awq_refusal(content: Mapping[str, Any]) -> str:
 
 
 _PARTS = ("qweight", "qzeros", "scales", "g_idx")
-_AWQ_PLACES = [0, 4, 1, 5, 2, 6, 3, 7]  # of outputs 0 to 7 in a word
+_AWQ_PLACES = [0, 4, 1, 5, 2, 6, 3, 7]  # places of outputs 0 to 7 in a word
 
 
 def gptq_weights(weights: Mapping[str, Any], content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return readers of plain weights; zero points of 0 in version 1 are refused as ambiguous."""
+    """Return readers of plain weights; ExportError for ambiguous zero points of 0 in version 1."""
     bits, is_old = content["bits"], content.get("checkpoint_format", "gptq") == "gptq"
 
     def product(parts: Mapping[str, Any], name: str) -> tuple[list[int], Callable[[], Tensor]]:
@@ -247,7 +247,7 @@ def gptq_weights(weights: Mapping[str, Any], content: Mapping[str, Any]) -> dict
 
 
 def awq_weights(weights: Mapping[str, Any], content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return readers of plain weights for packed ones; nothing is read."""
+    """Return readers that unpack weights; no weight is read yet."""
     size = content.get("group_size", content.get("q_group_size", 128))
 
     def product(parts: Mapping[str, Any], name: str) -> tuple[list[int], Callable[[], Tensor]]:
@@ -275,8 +275,8 @@ def _plain(
         if last not in _PARTS or f"{module}.qweight" not in weights:
             plain[name] = reader
         elif last == "qweight":
-            found = {each: weights.get(f"{module}.{each}") for each in _PARTS}
-            parts = {each: reader for each, reader in found.items() if reader is not None}
+            readers = {each: weights.get(f"{module}.{each}") for each in _PARTS}
+            parts = {each: reader for each, reader in readers.items() if reader is not None}
             shapes = {each: list(part.get_shape()) for each, part in parts.items()}
             if not _are_alike(parts, shapes, 32 // bits, packs_inputs=packs_inputs):
                 raise ExportError(
@@ -307,7 +307,7 @@ def _are_alike(
 
 
 def _unpacked(words: Tensor, bits: int, axis: int, places: list[int] | None = None) -> Tensor:
-    """Return the integers of (rows, columns) int32 words, those of a word along ``axis``."""
+    """Return the integers packed in int32 words (rows, columns); a word extends along ``axis``."""
     shifts = torch.arange(0, 32, bits, dtype=torch.int32)
     if places is not None:
         shifts = shifts[places]
@@ -317,7 +317,7 @@ def _unpacked(words: Tensor, bits: int, axis: int, places: list[int] | None = No
 
 
 def _weight(values: Tensor, zeros: Tensor, parts: Mapping[str, Any], group_size: int) -> Tensor:
-    """Return the weight, (out, in) float32, of integers (in, out) and zero points (groups, out)."""
+    """Return the weight (out, in) float32 from integers (in, out), zero points (groups, out)."""
     scales = parts["scales"][...].float()
     num_inputs = len(values)
     if "g_idx" in parts:
