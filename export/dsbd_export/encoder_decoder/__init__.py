@@ -1,1 +1,1 @@
-"""Encoder-decoders: what their files say, the graph of the encoder, cases with a source each."""
+"""Encoder-decoders: their files, the graph of the encoder, and parity cases with sources."""

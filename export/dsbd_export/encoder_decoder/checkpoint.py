@@ -1,6 +1,6 @@
 """Description of an encoder-decoder: limits, start token, languages; checks of its options.
 
-Of a Whisper checkpoint also the features of sound, and the tokens that are not text.
+For a Whisper checkpoint also the features of sound, and the tokens that are not text.
 """
 
 import dataclasses
@@ -38,7 +38,7 @@ from dsbd_runtime.parts.source.speech_entry import (
 from dsbd_runtime.typed_json import typed
 
 _SETTINGS = ("preprocessor_config.json", "processor_config.json")
-_SOUND = {  # by names of this package: transformers' names and defaults
+_SOUND = {  # transformers' names and defaults, by this package's names
     "sampling_rate": ("sampling_rate", 16_000),
     "num_mels": ("feature_size", 80),
     "n_fft": ("n_fft", 400),
@@ -49,35 +49,35 @@ _COPY = "copy generation_config.json of its base model, such as openai/whisper-b
 
 
 def feature_extractor(role: str, folder: Path, config: PreTrainedConfig) -> WhisperFeatureExtractor:
-    """Return transformers' feature extractor for sound; raise ExportError if it does not fit."""
+    """Return transformers' feature extractor for sound; ExportError if the encoder differs."""
     num_mels, num_frames = config.num_mel_bins, FRAMES_A_POSITION * config.max_source_positions
     if any((folder / name).is_file() for name in _SETTINGS):
         try:
-            said, _ = WhisperFeatureExtractor.get_feature_extractor_dict(
+            settings, _ = WhisperFeatureExtractor.get_feature_extractor_dict(
                 str(folder), local_files_only=True
             )
-            _check_sound(said)
-            found = WhisperFeatureExtractor.from_pretrained(str(folder), local_files_only=True)
+            _check_sound(settings)
+            extractor = WhisperFeatureExtractor.from_pretrained(str(folder), local_files_only=True)
         except Exception as error:
             raise ExportError(
                 f"the settings of the {role}'s features at {folder} cannot be read: "
                 f"{reason_of(error)}; copy {_SETTINGS[0]} again"
             ) from error
     else:  # Whisper uses the defaults except for these
-        found = WhisperFeatureExtractor(feature_size=num_mels)
-    made = found.chunk_length * found.sampling_rate // found.hop_length
-    if (found.feature_size, made) != (num_mels, num_frames):
+        extractor = WhisperFeatureExtractor(feature_size=num_mels)
+    made = extractor.chunk_length * extractor.sampling_rate // extractor.hop_length
+    if (extractor.feature_size, made) != (num_mels, num_frames):
         raise ExportError(
-            f"the features of the {role} at {folder} are {found.feature_size} mels and {made} "
-            f"frames of {found.chunk_length} s, its encoder reads {num_mels} and {num_frames}; "
+            f"the features of the {role} at {folder} are {extractor.feature_size} mels and {made} "
+            f"frames of {extractor.chunk_length} s, its encoder reads {num_mels} and {num_frames}; "
             f"copy {_SETTINGS[0]} of its base model"
         )
-    if found.dither:
+    if extractor.dither:
         raise ExportError(
-            f"the features of the {role} at {folder} are made with noise (dither {found.dither}), "
-            f"which is not supported; set dither to 0.0 in {_SETTINGS[0]}"
+            f"the features of the {role} at {folder} are made with noise (dither "
+            f"{extractor.dither}), which is not supported; set dither to 0.0 in {_SETTINGS[0]}"
         )
-    return found
+    return extractor
 
 
 def _check_sound(said: dict[str, Any]) -> None:
@@ -92,12 +92,12 @@ def _check_sound(said: dict[str, Any]) -> None:
 
 
 def speech_entry(files: CheckpointFiles) -> SpeechEntry:
-    """Return the settings in the files of a checkpoint; raise ExportError if any is missing."""
+    """Return the settings of sound in a checkpoint's files; ExportError if one is missing."""
     config, generation = files.config, files.generation
-    if (most := files.options.max_source) is not None:
+    if (max_source := files.options.max_source) is not None:
         raise ExportError(
-            f"max_source={most} has no meaning for the {files.role} (family {config.model_type}), "
-            "whose source is a window of sound of fixed length; leave it out"
+            f"max_source={max_source} has no meaning for the {files.role} (family "
+            f"{config.model_type}), whose source is a window of sound of fixed length; leave it out"
         )
     made = feature_extractor(files.role, files.folder, config)
     if not isinstance(no_timestamps := generation.get("no_timestamps_token_id"), int):
@@ -157,7 +157,7 @@ def _alignment_heads(files: CheckpointFiles) -> list[list[int]] | None:
 def _languages_and_tasks(
     files: CheckpointFiles,
 ) -> tuple[dict[str, int] | None, dict[str, int] | None]:
-    """Return the tokens of languages by code, and of tasks; None for a model of English."""
+    """Return the tokens of languages by code, and of tasks by name; None for an English model."""
     generation = files.generation
     if generation.get("is_multilingual") is False:
         return None, None
@@ -172,27 +172,27 @@ def _languages_and_tasks(
 
 def _default_language(files: CheckpointFiles, languages: dict[str, int] | None) -> str | None:
     """Return the code of the default language in generation_config.json."""
-    said = files.generation.get("language")
-    if said is None or languages is None:
+    language = files.generation.get("language")
+    if language is None or languages is None:
         return None
-    code = str(said).strip("<|>").lower()
+    code = str(language).strip("<|>").lower()
     if code not in languages:
-        known = ", ".join(list(languages)[:6])
+        examples = ", ".join(list(languages)[:6])
         raise ExportError(
-            f"{_where(files)} has language {said!r}, expected the code of one of its "
-            f"{len(languages)} languages, such as {known}; change it"
+            f"{_where(files)} has language {language!r}, expected the code of one of its "
+            f"{len(languages)} languages, such as {examples}; change it"
         )
     return code
 
 
 def _previous(files: CheckpointFiles, suppressed: Any) -> int:
-    """Return the token before an earlier text, as transformers finds it."""
-    said = files.generation.get("prev_sot_token_id")
-    if isinstance(said, int):
-        return said
+    """Return the token that precedes an earlier text, found as in transformers."""
+    token_id = files.generation.get("prev_sot_token_id")
+    if isinstance(token_id, int):
+        return token_id
     if not isinstance(suppressed, list) or suppressed[:-1] == [] or type(suppressed[-2]) is not int:
         raise ExportError(
-            f"{_where(files)} has prev_sot_token_id {said!r}, expected a token id; {_COPY}"
+            f"{_where(files)} has prev_sot_token_id {token_id!r}, expected a token id; {_COPY}"
         )
     token: int = suppressed[-2]
     return token
@@ -209,12 +209,15 @@ def read_encoder_decoder(files: CheckpointFiles) -> Checkpoint:
 
 
 def _encoder_entry(files: CheckpointFiles) -> EncoderEntry:
-    """Return an encoder's entry without cross rows; raise ExportError if not supported."""
+    """Return an encoder's entry without cross rows; ExportError if it is not supported."""
     role, config = files.role, text_config(files.config)
     _check_options(role, config, files.options)
     name = "decoder_start_token_id"
-    found = (files.generation.get(name), *(getattr(c, name, None) for c in (files.config, config)))
-    start = next((each for each in found if each is not None), None)
+    candidates = (
+        files.generation.get(name),
+        *(getattr(c, name, None) for c in (files.config, config)),
+    )
+    start = next((each for each in candidates if each is not None), None)
     if type(start) is not int or not 0 <= start < decoder_vocab_size(config):
         raise ExportError(
             f"the config of the {role} has decoder_start_token_id {start!r}, expected the token id "
@@ -264,8 +267,8 @@ def _check_options(role: str, config: PreTrainedConfig, options: ModelOptions) -
 
 
 _LANGUAGE = re.compile(r"(?:__)?([a-z]{2,3}(?:_[A-Z]{2}|_[A-Z][a-z]{3})?)(?:__)?")
-"""Such as NLLB's eng_Latn, mBART's en_XX, and M2M100's __en__."""
-_FEWEST = 2
+"""Codes of languages, such as NLLB's eng_Latn, mBART's en_XX, and M2M100's __en__."""
+_FEWEST = 2  # languages of a multilingual model
 
 
 def with_languages(checkpoint: Checkpoint) -> Checkpoint:
@@ -277,21 +280,23 @@ def with_languages(checkpoint: Checkpoint) -> Checkpoint:
         _, unknown = source_tokenizer(checkpoint.tokenizer_folder, size)
         return replace(checkpoint, encoder=replace(checkpoint.encoder, unknown_token_id=unknown))
     tokenizer = load_tokenizer(checkpoint)
-    found = {
+    token_by_code = {
         match[1]: int(tokenizer.convert_tokens_to_ids(token))
         for token in tokenizer.all_special_tokens
         if (match := _LANGUAGE.fullmatch(token)) is not None
     }
-    known = {name: token for name, token in found.items() if token < checkpoint.vocab_size}
-    if len(known) < _FEWEST:
+    languages = {
+        name: token for name, token in token_by_code.items() if token < checkpoint.vocab_size
+    }
+    if len(languages) < _FEWEST:
         return checkpoint
-    return replace(checkpoint, encoder=replace(checkpoint.encoder, languages=known))
+    return replace(checkpoint, encoder=replace(checkpoint.encoder, languages=languages))
 
 
 def check_readers(
     target: Checkpoint | ModelEntry, draft: Checkpoint | None, config: DraftedOptions
 ) -> None:
-    """Raise ExportError if only one of a pair reads a source, or an option is not supported."""
+    """Raise ExportError if target and draft read different sources, or for a wrong option."""
     if draft is not None and (target.encoder is None) != (draft.encoder is None):
         reader, other = ("target", "draft") if draft.encoder is None else ("draft", "target")
         family = draft.family if other == "draft" else target.family

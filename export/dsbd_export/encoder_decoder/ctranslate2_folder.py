@@ -1,11 +1,12 @@
 """Folder of CTranslate2 as a checkpoint of transformers: config, settings, tokenizer.
 
-model.bin has the sizes of the model, config.json of CTranslate2 the special tokens. A folder may
-have further files of the checkpoint that it was converted from, which are used as they are. Missing
-settings follow from the vocabulary, or are the family's defaults. A missing tokenizer is refused.
+model.bin has the sizes of the model, CTranslate2's config.json the special tokens. A folder may
+have further files of the checkpoint that it was converted from; these are used unchanged. Missing
+settings are derived from the vocabulary, or are the family's defaults. A folder without a tokenizer
+is refused.
 
-Layers with norms before them (M2M100, NLLB) are those of Pegasus, whose positions are weights as in
-model.bin; those with norms after them are Marian's.
+A model with norms before its layers (M2M100, NLLB) is loaded as Pegasus, whose positions are
+weights as in model.bin. A model with norms after its layers is loaded as Marian.
 """
 
 import json
@@ -35,7 +36,7 @@ _WEIGHTS, _CONFIG, _GENERATION = "model.bin", "config.json", "generation_config.
 _TOKENIZER, _TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
 _COPIED = ("*.json", "*.spm", "*.jinja")
 _ACTIVATIONS = {0: "relu", 1: "gelu_new", 2: "swish", 3: "gelu", 4: "quick_gelu"}
-_DEFAULTS = {  # as OPUS-MT and M2M100 have them
+_DEFAULTS = {  # of OPUS-MT and M2M100
     "marian": {"num_beams": 4, "max_length": 512},
     "pegasus": {"num_beams": 5, "max_length": 200},
 }
@@ -43,7 +44,7 @@ _MAX_INITIAL_TIMESTAMP = 50  # Whisper's: 1 s
 
 _PAD, _ARGOS = "<pad>", ".argosmodel"
 
-Contents = dict[str, dict[str, Any]]  # of JSON files by their names
+Contents = dict[str, dict[str, Any]]  # contents of JSON files by file name
 
 
 def is_ctranslate2(place: Path) -> bool:
@@ -62,7 +63,8 @@ def _model_folder(place: Path) -> Path:
 def transformers_files(place: Path) -> tuple[Path, Ctranslate2File]:
     """Return a folder with all files of a checkpoint except weights, and model.bin.
 
-    The folder is deleted with the latter. Raises ExportError for a model that is not read.
+    The folder is deleted when the returned file object is. Raises ExportError for a model that is
+    not supported.
     """
     folder = Path(tempfile.mkdtemp(prefix="dsbd-")) / place.resolve().stem
     try:
@@ -87,7 +89,7 @@ def _write_files(place: Path, folder: Path) -> Ctranslate2File:
     if reason := pointer_in(source):
         raise ExportError(reason)
     model = read_ctranslate2_file(source / _WEIGHTS)
-    said = json_object_or_none(source / _CONFIG) or {}
+    settings = json_object_or_none(source / _CONFIG) or {}
     is_whisper = model.specification == WHISPER
     tokens = _vocabulary(source, "vocabulary" if is_whisper else "shared_vocabulary")
     if len(tokens) != (rows := model.array(EMBEDDINGS).shape[0]):
@@ -99,9 +101,9 @@ def _write_files(place: Path, folder: Path) -> Ctranslate2File:
     for file in (file for pattern in _COPIED for file in source.glob(pattern)):
         shutil.copyfile(file, folder / file.name)
     if not is_whisper and (file := place / "sentencepiece.model").is_file():
-        _write_sentencepiece(file, folder / _TOKENIZER, said, tokens)
+        _write_sentencepiece(file, folder / _TOKENIZER, settings, tokens)
     _check_tokenizer(folder, source, tokens, is_whisper=is_whisper)
-    contents = (_whisper if is_whisper else _translator)(model, folder, said, tokens)
+    contents = (_whisper if is_whisper else _translator)(model, folder, settings, tokens)
     names = (*contents, "preprocessor_config.json") if is_whisper else contents
     lacking = [name for name in names if not (source / name).is_file()]
     for name in {_CONFIG, *lacking} & contents.keys():
@@ -111,7 +113,7 @@ def _write_files(place: Path, folder: Path) -> Ctranslate2File:
 
 
 def _unpacked(file: Path, folder: Path) -> Path:
-    """Return the one folder in a package of Argos, which is a zip."""
+    """Return the single folder in a package of Argos, which is a zip file."""
     try:
         with zipfile.ZipFile(file) as package:
             package.extractall(folder)
@@ -125,20 +127,22 @@ def _unpacked(file: Path, folder: Path) -> Path:
     raise ExportError(f"{file} has no model/{_WEIGHTS} of CTranslate2; choose another package")
 
 
-def _write_sentencepiece(file: Path, output: Path, said: dict[str, Any], tokens: list[str]) -> None:
-    """Write tokenizer.json of a sentencepiece model whose pieces have the ids of a vocabulary.
+def _write_sentencepiece(
+    file: Path, output: Path, settings: dict[str, Any], tokens: list[str]
+) -> None:
+    """Write tokenizer.json for a sentencepiece model, with the ids of the vocabulary ``tokens``.
 
     Pieces that the vocabulary lacks are left out.
     """
     content = sentencepiece_content(file)
-    unknown = said.get("unk_token", "<unk>")
-    if unknown not in tokens or said.get("add_source_eos"):
+    unknown = settings.get("unk_token", "<unk>")
+    if unknown not in tokens or settings.get("add_source_eos"):
         raise ExportError(
             f"{file} cannot be used, expected a vocabulary with {unknown}, and sources without an "
             "end (add_source_eos false); choose another model"
         )
     tokenizer = tokenizer_of_pieces(content, tokens, tokens.index(unknown))
-    names = [unknown, said.get("bos_token", "<s>"), said.get("eos_token", "</s>")]
+    names = [unknown, settings.get("bos_token", "<s>"), settings.get("eos_token", "</s>")]
     tokenizer.add_special_tokens([token for token in names if token in tokens])
     tokenizer.save(str(output))
 
@@ -156,7 +160,7 @@ def _vocabulary(source: Path, name: str) -> list[str]:
 
 
 def _check_tokenizer(folder: Path, source: Path, tokens: list[str], *, is_whisper: bool) -> None:
-    """Raise ExportError without a tokenizer, or with one of another model."""
+    """Raise ExportError if the tokenizer is missing or belongs to another model."""
     files = (_TOKENIZER,) if is_whisper else (_TOKENIZER, "source.spm", "target.spm")
     has_json, *has_spm = ((folder / name).is_file() for name in files)
     if not has_json and not (has_spm and all(has_spm)):
@@ -178,7 +182,7 @@ def _check_tokenizer(folder: Path, source: Path, tokens: list[str], *, is_whispe
 
 
 def _sizes(model: Ctranslate2File, embeddings: set[str]) -> dict[str, Any]:
-    """Return the fields of a config that follow from model.bin."""
+    """Return the fields of a config that are derived from model.bin."""
     rows, width = model.array(EMBEDDINGS).shape
     sizes = {
         "d_model": width,
@@ -196,16 +200,16 @@ def _sizes(model: Ctranslate2File, embeddings: set[str]) -> dict[str, Any]:
 
 
 def _id(ids: Mapping[str, int], token: Any, what: str) -> int:
-    """Return the id of a token of the vocabulary; ``what`` names the place that has the token."""
+    """Return the id of a token; ``what``: where the token is named, for the error."""
     if token in ids:
         return ids[token]
     raise ExportError(f"{what} names {token!r}, which the vocabulary lacks; copy both files again")
 
 
 def _whisper(
-    model: Ctranslate2File, folder: Path, said: Mapping[str, Any], tokens: list[str]
+    model: Ctranslate2File, folder: Path, settings: Mapping[str, Any], tokens: list[str]
 ) -> Contents:
-    """Return files of Whisper; its special tokens have the same names in all models."""
+    """Return the JSON files of a Whisper; special tokens have the same names in all Whispers."""
     ids = {token: index for index, token in enumerate(tokens)}
 
     def of(name: str) -> int:
@@ -213,21 +217,21 @@ def _whisper(
 
     end, start = of("endoftext"), of("startoftranscript")
     ends = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), end)
-    most = model.array("decoder/position_encodings/encodings").shape[0]
+    max_target = model.array("decoder/position_encodings/encodings").shape[0]
     generation: dict[str, Any] = {
         **ends,
         "decoder_start_token_id": start,
-        "max_length": most,
-        "is_multilingual": "" in ids,  # by this token CTranslate2 tells them apart
+        "max_length": max_target,
+        "is_multilingual": "" in ids,  # CTranslate2 recognizes multilingual models by this token
         "no_timestamps_token_id": of("notimestamps"),
         "prev_sot_token_id": of("startofprev"),
-        "suppress_tokens": said.get("suppress_ids") or [],
-        "begin_suppress_tokens": said.get("suppress_ids_begin") or [],
-        "alignment_heads": said.get("alignment_heads") or [],
+        "suppress_tokens": settings.get("suppress_ids") or [],
+        "begin_suppress_tokens": settings.get("suppress_ids_begin") or [],
+        "alignment_heads": settings.get("alignment_heads") or [],
         "max_initial_timestamp_index": _MAX_INITIAL_TIMESTAMP,
         "task_to_id": {name: of(name) for name in ("transcribe", "translate") if "" in ids},
     }
-    languages = said.get("lang_ids") or range(start + 1, of("translate"))
+    languages = settings.get("lang_ids") or range(start + 1, of("translate"))
     generation["lang_to_id"] = {tokens[index]: index for index in languages if "" in ids}
     config = {
         "model_type": "whisper",
@@ -236,7 +240,7 @@ def _whisper(
         "decoder_start_token_id": start,
         "num_mel_bins": model.array("encoder/conv1/weight").shape[1],
         "max_source_positions": model.array("encoder/position_encodings/encodings").shape[0],
-        "max_target_positions": most,
+        "max_target_positions": max_target,
         **dict.fromkeys(("suppress_tokens", "begin_suppress_tokens")),
     }
     names = dict.fromkeys(("bos_token", "eos_token", "unk_token", "pad_token"), tokens[end])
@@ -245,19 +249,19 @@ def _whisper(
 
 
 def _translator(
-    model: Ctranslate2File, folder: Path, said: Mapping[str, Any], tokens: list[str]
+    model: Ctranslate2File, folder: Path, settings: Mapping[str, Any], tokens: list[str]
 ) -> Contents:
-    """Return files of a translator."""
+    """Return the JSON files of a translator."""
     ids = {token: index for index, token in enumerate(tokens)}
-    family = _family(model, said)
+    family = _family(model, settings)
     what = f"config.json of {model.file.parent}"
-    end = _id(ids, said.get("eos_token", "</s>"), what)
-    start, pad = len(tokens), len(tokens)  # zeros have this row in transformers' Marian
+    end = _id(ids, settings.get("eos_token", "</s>"), what)
+    start, pad = len(tokens), len(tokens)  # in transformers' Marian, this row is zeros
     if not model.starts_from_zeros:
-        start = _id(ids, said.get("decoder_start_token", "<s>"), what)
+        start = _id(ids, settings.get("decoder_start_token", "<s>"), what)
         pad = ids.get(_PAD, end)
     special = {
-        "bos_token_id": ids.get(said.get("bos_token", "<s>")),
+        "bos_token_id": ids.get(settings.get("bos_token", "<s>")),
         "eos_token_id": end,
         "pad_token_id": pad,
         "decoder_start_token_id": start,
@@ -281,19 +285,19 @@ def _translator(
     contents[_TOKENIZER_CONFIG] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "eos_token": tokens[end],
-        "unk_token": said.get("unk_token", "<unk>"),
+        "unk_token": settings.get("unk_token", "<unk>"),
         "extra_special_tokens": [each["content"] for each in added if each["special"]],
     }
     return contents
 
 
-def _family(model: Ctranslate2File, said: Mapping[str, Any]) -> str:
-    """Return the family whose layers are those of a model."""
+def _family(model: Ctranslate2File, settings: Mapping[str, Any]) -> str:
+    """Return the family of transformers that has the same layers as a model."""
     has_norms_before = "decoder/layer_norm/gamma" in model.arrays
     is_known = model.setting("decoder/activation", 0) in _ACTIVATIONS
     if not is_known or model.setting("decoder/pre_norm", 1) != has_norms_before:
         raise model.refusal("has other norms or another activation")
-    if (epsilon := said.get("layer_norm_epsilon")) not in (None, 1e-5):
+    if (epsilon := settings.get("layer_norm_epsilon")) not in (None, 1e-5):
         raise model.refusal(f"has layer_norm_epsilon {epsilon}, expected 1e-5")
     return "pegasus" if has_norms_before else "marian"
 
@@ -303,6 +307,8 @@ def _is_scaled(model: Ctranslate2File) -> bool:
     width = model.array(EMBEDDINGS).shape[1]
     by = model.setting("decoder/scale_embeddings", 1)  # an integer is a flag, a float the factor
     factor = math.sqrt(width) if isinstance(by, int) and by else float(by or 1)
-    if not any(math.isclose(factor, known, rel_tol=1e-3) for known in (1, math.sqrt(width))):
+    if not any(
+        math.isclose(factor, supported, rel_tol=1e-3) for supported in (1, math.sqrt(width))
+    ):
         raise model.refusal(f"multiplies embeddings by {factor}")
     return factor != 1

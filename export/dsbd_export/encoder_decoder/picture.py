@@ -26,26 +26,29 @@ _PROCESSORS = {
 
 
 def picture_entry(files: CheckpointFiles) -> PictureEntry:
-    """Return how pictures are read, by the processor's files; its rows are not known yet.
+    """Return how pictures are read, from the processor's files.
 
-    Raises ExportError for a missing or another processor, or settings that are not supported.
+    The number of encoder rows is filled in later. Raises ExportError if the processor is missing or
+    of an unsupported class, or for unsupported settings.
     """
-    if (most := files.options.max_source) is not None:
+    if (max_source := files.options.max_source) is not None:
         raise ExportError(
-            f"max_source={most} has no meaning for the {files.role} (family "
+            f"max_source={max_source} has no meaning for the {files.role} (family "
             f"{files.config.model_type}), whose source is a picture of fixed size; leave it out"
         )
     where = f"the picture processor of the {files.role} at {files.folder}"
     try:
         with quiet_libraries():
-            said, _ = BaseImageProcessor.get_image_processor_dict(
+            settings, _ = BaseImageProcessor.get_image_processor_dict(
                 str(files.folder), local_files_only=True
             )
-            name = str(said.get("image_processor_type") or said.get("feature_extractor_type"))
-            if (known := _CLASS.fullmatch(name)) is None:
+            name = str(
+                settings.get("image_processor_type") or settings.get("feature_extractor_type")
+            )
+            if (kind := _CLASS.fullmatch(name)) is None:
                 raise ValueError(f"it is a {name}, expected one of {', '.join(_PROCESSORS)}")
-            made = _PROCESSORS[known[1]].from_dict(said)
-            return _checked(files, made, is_page=known[1] == "Donut")
+            made = _PROCESSORS[kind[1]].from_dict(settings)
+            return _checked(files, made, is_page=kind[1] == "Donut")
     except Exception as error:
         raise ExportError(
             f"{where} cannot be used: {reason_of(error)}; copy preprocessor_config.json of its "
@@ -81,6 +84,6 @@ def _checked(files: CheckpointFiles, made: Any, *, is_page: bool) -> PictureEntr
 
 
 def _sides(size: Any) -> tuple[int, int]:
-    """Return height and width of a size in a config: one number, or both."""
+    """Return height and width; a size in a config is one number for both, or a pair."""
     height, width = size if isinstance(size, list | tuple) else (size, size)
     return int(height), int(width)

@@ -1,6 +1,6 @@
-"""Model source of an encoder-decoder: a decoder as for any model, and the graph of its encoder.
+"""Model source of an encoder-decoder: the decoder as for any model, and the encoder's graph.
 
-A draft whose encoder is the target's shares it.
+A draft with the same encoder as the target shares the target's encoder.
 """
 
 import dataclasses
@@ -52,20 +52,20 @@ _OF_OTHERS = re.compile(
     r"|is_decoder|is_encoder_decoder|use_cache|return_dict|output_.*|chunk_size_feed_forward"
     r"|id2label|label2id|num_labels|problem_type|task_specific_params|max_length|num_beams"
 )
-"""Fields of a config that hidden states of an encoder do not depend on: of the decoder, of the
-training, of outputs, of requests. Unknown fields are compared."""
+"""Fields of a config that do not affect an encoder's hidden states: fields about the decoder,
+training, outputs or requests. Unknown fields are compared."""
 
 
 def with_hidden_states(
     model: PreTrainedModel, checkpoint: Checkpoint, encoder: EncoderEntry
 ) -> EncoderEntry:
     """Return the entry of an encoder that returns hidden states, or shares the target's."""
-    own = fingerprint(model)
+    own_fingerprint = fingerprint(model)
     width = int(model.get_encoder().config.hidden_size)
     if checkpoint.role == "target":
-        return replace(encoder, hidden_width=width, fingerprint=own)
+        return replace(encoder, hidden_width=width, fingerprint=own_fingerprint)
     target = checkpoint.target_encoder
-    if target is None or target.fingerprint != own:
+    if target is None or target.fingerprint != own_fingerprint:
         return encoder
     return replace(
         encoder,
@@ -77,7 +77,7 @@ def with_hidden_states(
 
 
 def fingerprint(model: PreTrainedModel) -> str:
-    """Return the sha256 (hex) of an encoder's config and weights, which are hashed in fp32."""
+    """Return the sha256 (hex) of an encoder's config and weights (hashed in fp32)."""
     encoder = model.get_encoder()
     digest = hashlib.sha256()
     config = encoder.config if reads_picture(model.config) else model.config
@@ -89,14 +89,14 @@ def fingerprint(model: PreTrainedModel) -> str:
     return digest.hexdigest()
 
 
-_SOURCE_LENGTHS = (1, 9, 40, 150)  # the last is beyond the distances that biases distinguish
-_NUM_TOKENS = 3  # of the probed source; the target has two, so that they differ
+_SOURCE_LENGTHS = (1, 9, 40, 150)  # the last one exceeds the distances that biases distinguish
+_NUM_TOKENS = 3  # tokens of the probed source; the target has two, so that they differ
 
 
 def probed_sources(model: PreTrainedModel, checkpoint: Checkpoint, dtype: str) -> Checkpoint:
-    """Return the checkpoint with its caches and cross rows; raise ExportError for other caches."""
+    """Return the checkpoint with its caches and cross rows; ExportError for other caches."""
     encoder = entry_of(checkpoint)
-    own, cross = RecordingCache(), RecordingCache()
+    own_cache, cross_cache = RecordingCache(), RecordingCache()
     source = {"input_ids": torch.arange(_NUM_TOKENS)[None]}
     if (fixed := encoder.fixed) is not None:
         source = {fixed.input_name: torch.zeros(1, *fixed.shape)}
@@ -105,27 +105,27 @@ def probed_sources(model: PreTrainedModel, checkpoint: Checkpoint, dtype: str) -
             **source,
             decoder_input_ids=torch.zeros(1, 2, dtype=torch.int64),
             use_cache=True,
-            **{cache_name(model): EncoderDecoderCache(own, cross)},
+            **{cache_name(model): EncoderDecoderCache(own_cache, cross_cache)},
         )
     num_rows = output.encoder_last_hidden_state.shape[1]
-    if not own.rows or not cross.rows:
+    if not own_cache.rows or not cross_cache.rows:
         raise ExportError(
             f"the {checkpoint.role} (family {checkpoint.family}) stores no keys and values in a "
             "cache, for its tokens or its source; choose another checkpoint"
         )
-    found = attention_rows(cross, checkpoint, dtype, num_rows)
-    by_layer = sorted(found, key=lambda rows: rows.layer)
+    cross_entries = attention_rows(cross_cache, checkpoint, dtype, num_rows)
+    by_layer = sorted(cross_entries, key=lambda rows: rows.layer)
     if (picture := encoder.picture) is not None:
         picture = replace(picture, num_positions=num_rows)
         encoder = replace(encoder, picture=picture, context_length=num_rows)
-    known = replace(encoder, cross=by_layer, reads_positions=has_distance_bias(model))
-    known = with_hidden_states(model, checkpoint, known)
-    caches = sorted(attention_rows(own, checkpoint, dtype, 2), key=lambda rows: rows.layer)
-    return replace(checkpoint, caches=tuple(caches), encoder=known)
+    probed = replace(encoder, cross=by_layer, reads_positions=has_distance_bias(model))
+    probed = with_hidden_states(model, checkpoint, probed)
+    caches = sorted(attention_rows(own_cache, checkpoint, dtype, 2), key=lambda rows: rows.layer)
+    return replace(checkpoint, caches=tuple(caches), encoder=probed)
 
 
 def source_cases(checkpoint: Checkpoint) -> list[ForestCase]:
-    """Return the forests with sources of several lengths, alone and together, and the text."""
+    """Return forests whose sources have several lengths, alone and together, and the text."""
     if entry_of(checkpoint).fixed is not None:
         forests = [*forest_cases(checkpoint), text_case(checkpoint)]
         sources = fixed_sources(entry_of(checkpoint))
@@ -147,7 +147,7 @@ def source_cases(checkpoint: Checkpoint) -> list[ForestCase]:
 
 
 def with_own_source(case: ForestCase, checkpoint: Checkpoint) -> ForestCase:
-    """Return a case whose source is its own text, or a sound or picture."""
+    """Return a case whose source is the case's own text, or a sound or picture."""
     if entry_of(checkpoint).fixed is not None:
         return _with_source(case, fixed_sources(entry_of(checkpoint))[1], checkpoint)
     return _with_source(case, case.node_ids, checkpoint)
@@ -156,7 +156,7 @@ def with_own_source(case: ForestCase, checkpoint: Checkpoint) -> ForestCase:
 def _with_source(
     case: ForestCase, source: NDArray[np.int64] | SourceValues, checkpoint: Checkpoint
 ) -> ForestCase:
-    """Return a case with a source, both without padding: no request has any."""
+    """Return a case with a source; padding tokens are replaced, as requests have none."""
     padding = checkpoint.config.pad_token_id
     other = 0 if padding != 0 else 1
 
@@ -172,7 +172,7 @@ def _with_source(
 
 
 class EncoderGraph(nn.Module):
-    """A source (tokens, sound, hidden states) to the layers' cross rows and its hidden states."""
+    """Maps a source (tokens, sound, hidden states) to all layers' cross rows, and hidden states."""
 
     def __init__(self, model: PreTrainedModel, encoder: EncoderEntry) -> None:
         super().__init__()
@@ -200,7 +200,7 @@ class EncoderGraph(nn.Module):
 
 
 def cross_rows(model: PreTrainedModel, encoder: EncoderEntry, hidden: Tensor) -> list[Tensor]:
-    """Return key and value of each layer, (1, H, N, D), of hidden states (1, N, W)."""
+    """Return key and value of each layer, (1, H, N, D), for hidden states (1, N, W)."""
     start = torch.full((1, 1), encoder.start_token_id)
     rows = RecordingCache()
     cache = EncoderDecoderCache(RecordingCache(), rows)
@@ -219,7 +219,7 @@ def cross_rows(model: PreTrainedModel, encoder: EncoderEntry, hidden: Tensor) ->
 def encoder_contract(checkpoint: Checkpoint) -> ExportContract:
     """Return the inputs and outputs of the encoder's graph."""
     encoder = entry_of(checkpoint)
-    positions: int | Axis = Axis("N", 7, most=encoder.context_length)
+    positions: int | Axis = Axis("N", 7, max_size=encoder.context_length)
     name, example = SOURCE_IDS, Example((1, positions))
     if (fixed := encoder.fixed) is not None:
         positions = fixed.num_positions
@@ -236,7 +236,7 @@ class EncoderDecoderSource(ModelSource):
     """An encoder-decoder of transformers, whose decoder is the engine."""
 
     def load(self, dtype: str, report: Report) -> Any:
-        """See ModelSource; tables of sinusoids that transformers leaves empty are computed."""
+        """See ModelSource; also computes tables of sinusoids that transformers leaves empty."""
         model = super().load(dtype, report)
         for module in model.modules():
             if isinstance(module, TrOCRSinusoidalPositionalEmbedding) and module.weights.is_meta:

@@ -1,15 +1,15 @@
 """Checkpoint of a feature draft (EAGLE-3), in either published layout, and checks of its options.
 
 A feature draft predicts from the embedding of a token and the *feature* of the token before it. A
-feature is the concatenated hidden states that enter some layers of the target, or the draft's own
-output if the target has not computed that token. Two layouts are published:
+feature is the concatenation of hidden states that enter some layers of the target. If the target
+has not computed that token, the feature is the draft's own output. Two layouts are published:
 
 * SGLang's: architecture ``LlamaForCausalLMEagle3``, one flat config, weights ``midlayer.*``;
 * the speculators library's: ``speculators_model_type`` "eagle3", the transformer layer in
   ``transformer_layer_config``, weights ``layers.0.*``.
 
-They number layers of the target differently: the second by the layer that a hidden state enters,
-the first by the layer that it leaves.
+They number the target's layers differently. SGLang's names the layer that a hidden state leaves,
+the library's the layer that it enters.
 """
 
 from collections.abc import Iterator, Mapping
@@ -42,10 +42,10 @@ _LAYER_CONFIGS = {"llama": LlamaConfig, "qwen3": Qwen3Config}
 class FeatureDraftConfig:
     """Computation of a feature draft, independent of its layout."""
 
-    layer: PreTrainedConfig  # config of its transformer layer; ``vocab_size`` is that of the target
+    layer: PreTrainedConfig  # config of its transformer layer; ``vocab_size`` is the target's
     draft_vocab_size: int  # number of tokens that it can propose
     target_hidden_size: int  # width of one hidden state of the target
-    # layers of the target that the hidden states enter; None for ``default_layers``
+    # layers of the target that the hidden states enter; None: ``default_layers``
     layers: tuple[int, ...] | None = None
     # the residual of the layer is the feature after its norm, not before
     norm_before_residual: bool = False
@@ -67,14 +67,14 @@ class FeatureDraftConfig:
 
     def target_layers(self, num_layers: int) -> tuple[int, ...]:
         """Return which of ``num_layers`` layers are read; raise ExportError if absent."""
-        found = default_layers(num_layers) if self.layers is None else self.layers
-        if len(found) < self.num_target_layers or not all(0 <= i < num_layers for i in found):
-            read = f"{NUM_LAYERS} layers" if self.layers is None else f"layers {list(found)}"
+        layers = default_layers(num_layers) if self.layers is None else self.layers
+        if len(layers) < self.num_target_layers or not all(0 <= i < num_layers for i in layers):
+            read = f"{NUM_LAYERS} layers" if self.layers is None else f"layers {list(layers)}"
             raise ExportError(
                 f"the draft reads the inputs of {read} of its target, which has {num_layers} "
                 "layers; give the target that it was trained for"
             )
-        return found
+        return layers
 
 
 def is_feature_draft(folder: Path) -> bool:
@@ -92,18 +92,18 @@ def read_feature_config(folder: Path) -> FeatureDraftConfig:
     if reason := next(_refusals(content), None):
         raise ExportError(f"{where} cannot be exported: {reason}; choose another checkpoint")
     try:
-        found = _config_of(content)
+        config = _config_of(content)
     except Exception as error:  # transformers raises many types
         raise ExportError(
             f"the config of {where} cannot be read: {reason_of(error)}; check config.json"
         ) from error
-    if reason := next(_layer_refusals(found), None):
+    if reason := next(_layer_refusals(config), None):
         raise ExportError(f"{where} cannot be exported: {reason}; choose another checkpoint")
-    return found
+    return config
 
 
 def _refusals(content: Mapping[str, Any]) -> Iterator[str]:
-    """Yield why a config is another kind of draft, or a variant that is not supported."""
+    """Yield reasons why a config is another kind of draft, or an unsupported variant."""
     if LIBRARY_TYPE in content:
         if (kind := content[LIBRARY_TYPE]) != FEATURE_FAMILY:
             yield f"its {LIBRARY_TYPE} is {kind!r}, only {FEATURE_FAMILY!r} is supported"
@@ -140,15 +140,15 @@ def _layer_refusals(config: FeatureDraftConfig) -> Iterator[str]:
 
 def _config_of(content: Mapping[str, Any]) -> FeatureDraftConfig:
     is_flat = LIBRARY_TYPE not in content
-    own = {"model_type": "llama", **content} if is_flat else dict(content[_LAYER_CONFIG])
-    if (kind := own.get("model_type")) not in _LAYER_CONFIGS:
+    layer_content = {"model_type": "llama", **content} if is_flat else dict(content[_LAYER_CONFIG])
+    if (kind := layer_content.get("model_type")) not in _LAYER_CONFIGS:
         raise ValueError(f"its layer has model_type {kind!r}, supported are {list(_LAYER_CONFIGS)}")
-    layer = _LAYER_CONFIGS[kind].from_dict(own)
+    layer = _LAYER_CONFIGS[kind].from_dict(layer_content)
     ids = (content.get("eagle_config") or {}).get(_LAYER_IDS) if is_flat else None
-    num_own = content.get("draft_vocab_size") if is_flat else content["draft_vocab_size"]
+    num_proposed = content.get("draft_vocab_size") if is_flat else content["draft_vocab_size"]
     return FeatureDraftConfig(
         layer=layer,
-        draft_vocab_size=int(num_own or layer.vocab_size),
+        draft_vocab_size=int(num_proposed or layer.vocab_size),
         target_hidden_size=int(content.get("target_hidden_size") or layer.hidden_size),
         layers=_layers(content.get(_LAYER_IDS), 0) if ids is None else _layers(ids, 1),
         norm_before_residual=bool(content.get("norm_before_residual")),
@@ -161,7 +161,7 @@ def _config_of(content: Mapping[str, Any]) -> FeatureDraftConfig:
 
 
 def _layers(ids: Any, offset: int) -> tuple[int, ...] | None:
-    """Return the layers that hidden states enter, from the numbers in a config."""
+    """Return the layers that hidden states enter: the numbers in a config plus ``offset``."""
     if ids is None:
         return None
     if not ids or not all(isinstance(number, int) for number in ids):
@@ -185,7 +185,7 @@ class FeatureDraftCheckpoint(Checkpoint):
 
 
 def has_feature_draft(files: CheckpointFiles) -> bool:
-    """Return whether files are those of a feature draft, in either published layout."""
+    """Return whether files are a feature draft in one of the published layouts."""
     return files.gguf_file is None and is_feature_draft(files.folder)
 
 
@@ -241,7 +241,7 @@ def agreed_features(
 def paired_features(
     target: Checkpoint, draft: Checkpoint, report: Report
 ) -> tuple[Checkpoint, Checkpoint]:
-    """Return target and draft with agreed features and tokens; raise ExportError if they differ."""
+    """Return target and draft with agreed features; ExportError if their tokens differ."""
     assert isinstance(draft, FeatureDraftCheckpoint)  # its kind was checked
     target = replace(target, feature_layers=layers_read(draft.features, target.config))
     if (draft.folder / TOKENIZER_FILE).is_file():
@@ -255,7 +255,7 @@ def paired_features(
 
 
 def added_features(bundle: Bundle, draft: Checkpoint, report: Report) -> Checkpoint:
-    """Return a draft aligned with the target of a bundle; raises like ``paired_features``."""
+    """Return a draft aligned with a bundle's target; same errors as ``paired_features``."""
     assert isinstance(draft, FeatureDraftCheckpoint)  # its kind was checked
     target = bundle.entry("target")
     if (draft.folder / TOKENIZER_FILE).is_file():
@@ -300,7 +300,7 @@ def layers_read(features: FeatureDraftConfig, target: PreTrainedConfig) -> tuple
 
 
 def check_target(features: FeatureDraftConfig, bundle: Bundle) -> None:
-    """Raise ExportError unless the target of a bundle returns what a draft reads."""
+    """Raise ExportError unless a bundle's target returns the features that a draft reads."""
     again = "export both together, with --target and --draft"
     returned = bundle.entry("target").features
     if returned is None or returned.layers is None:

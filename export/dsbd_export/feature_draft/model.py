@@ -5,8 +5,8 @@
     own feature = h + mlp(post_attention_layernorm(h))
     logits = lm_head(norm(own feature))
 
-``fc`` projects a feature of the target to the draft's width, which an own feature already has.
-Logits are over the draft's vocabulary; ``target_logits`` spreads them over the target's.
+``fc`` projects a feature of the target to the draft's width; own features already have that width.
+Logits are over the draft's vocabulary; ``target_logits`` maps them to the target's vocabulary.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -34,7 +34,7 @@ _ATTENTIONS: dict[str, Callable[..., Any]] = {"llama": LlamaAttention, "qwen3": 
 
 
 class FeatureLayer(nn.Module):
-    """The transformer layer: it attends with an embedding and a feature, concatenated."""
+    """The transformer layer; its attention reads an embedding and a feature, concatenated."""
 
     def __init__(self, config: FeatureDraftConfig) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class FeatureLayer(nn.Module):
             wide = nn.Linear(2 * size, narrow.out_features, bias=narrow.bias is not None)
             setattr(self.self_attn, name, wide)
         if layer.model_type != "llama":
-            layer.mlp_bias = False  # of Qwen3, whose MLP is Llama's without biases
+            layer.mlp_bias = False  # Qwen3's MLP is Llama's without biases
         self.mlp = LlamaMLP(layer)
         self.input_layernorm = LlamaRMSNorm(size, eps=eps)
         self.hidden_norm = LlamaRMSNorm(size, eps=eps)
@@ -95,13 +95,13 @@ class FeatureDraft(LlamaPreTrainedModel):  # type: ignore[misc]  # transformers 
                 LlamaRMSNorm(features.target_hidden_size, eps=layer.rms_norm_eps)
                 for _ in range(features.num_target_layers)
             )
-        self.layers = nn.ModuleList([FeatureLayer(features)])  # the published name
+        self.layers = nn.ModuleList([FeatureLayer(features)])  # name in published checkpoints
         self.rotary_emb = LlamaRotaryEmbedding(layer)
         self.norm = LlamaRMSNorm(size, eps=layer.rms_norm_eps)
         self.lm_head = nn.Linear(size, features.draft_vocab_size, bias=False)
         if features.ties_head:
             self.lm_head.weight = self.embed_tokens.weight
-        # Difference from each of its tokens to the target's.
+        # For each draft token: the target's id minus the draft's.
         self.register_buffer("d2t", torch.zeros(features.draft_vocab_size, dtype=torch.int64))
 
     def get_input_embeddings(self) -> nn.Embedding:
@@ -146,18 +146,18 @@ class FeatureDraft(LlamaPreTrainedModel):  # type: ignore[misc]  # transformers 
 
     def proposed_tokens(self) -> Tensor | None:
         """Return the target's token for each of the draft's, (Vd,) int64; None if all are equal."""
-        num_own = self.features.draft_vocab_size
-        if num_own == self.config.vocab_size and not self.d2t.any():
+        num_proposed = self.features.draft_vocab_size
+        if num_proposed == self.config.vocab_size and not self.d2t.any():
             return None
         d2t: Tensor = self.d2t
-        return torch.arange(num_own, device=d2t.device) + d2t
+        return torch.arange(num_proposed, device=d2t.device) + d2t
 
 
 _OLD_FILE = "pytorch_model.bin"
 _EMBEDDING, _HEAD = "embed_tokens.weight", "lm_head.weight"
 _OF_TARGET = {
     _EMBEDDING: ["model.embed_tokens.weight"],
-    _HEAD: ["lm_head.weight", "model.embed_tokens.weight"],  # the second one if they are tied
+    _HEAD: ["lm_head.weight", "model.embed_tokens.weight"],  # the second if both are tied
 }
 _UNUSED = ("verifier_lm_head.weight", "verifier_norm.weight")  # copies of the target's
 _RENAMED = {"midlayer.": "layers.0."}
@@ -167,7 +167,7 @@ def load_feature_draft(checkpoint: FeatureDraftCheckpoint) -> FeatureDraft:
     """Return the draft in evaluation mode and fp32; raise ExportError if weights do not fit."""
     features = checkpoint.features
     weights = dict(_weights(checkpoint))
-    known = weights.pop("t2d", None)
+    is_proposed = weights.pop("t2d", None)
     draft = FeatureDraft(features)
     wanted = dict(draft.state_dict())
     if features.ties_head:
@@ -178,14 +178,14 @@ def load_feature_draft(checkpoint: FeatureDraftCheckpoint) -> FeatureDraft:
         if name in wanted and name not in weights:
             weights[name] = _of_target(checkpoint, name)
     _check(checkpoint, weights, {name: tuple(value.shape) for name, value in wanted.items()})
-    _check_tokens(checkpoint, weights["d2t"], known)
+    _check_tokens(checkpoint, weights["d2t"], is_proposed)
     draft.load_state_dict(weights, strict=not features.ties_head)  # in fp32, as the module is
     draft.eval()
     return draft
 
 
 def _weights(checkpoint: Checkpoint) -> Iterator[tuple[str, Tensor]]:
-    """Yield the weights by the names of the module."""
+    """Yield names, as in the module, and weights."""
     folder = checkpoint.folder
     try:
         if safetensors_files(folder):
@@ -206,15 +206,15 @@ def _weights(checkpoint: Checkpoint) -> Iterator[tuple[str, Tensor]]:
 
 
 def _of_target(checkpoint: Checkpoint, name: str) -> Tensor:
-    """Return a weight that a draft shares with its target; raise ExportError if there is none."""
+    """Return the target's weight that a draft shares; raise ExportError if it is missing."""
     where = f"the draft at {checkpoint.folder} has no {name} and needs that of its target"
     if checkpoint.target_folder is None:
         raise ExportError(f"{where}; export both together, with --target and --draft")
     names = _OF_TARGET[name]
     with open_weights(checkpoint.target_folder) as readers:
-        for found in names:
-            if found in readers:
-                weight: Tensor = readers[found][:]
+        for candidate in names:
+            if candidate in readers:
+                weight: Tensor = readers[candidate][:]
                 return weight
     raise ExportError(
         f"{where}, but {checkpoint.target_folder} has no {names[0]} in safetensors; copy the "
@@ -225,7 +225,7 @@ def _of_target(checkpoint: Checkpoint, name: str) -> Tensor:
 def _check(
     checkpoint: Checkpoint, weights: Mapping[str, Tensor], shapes: Mapping[str, Any]
 ) -> None:
-    """Raise ExportError unless the weights are those of the module, by name and shape."""
+    """Raise ExportError unless names and shapes of the weights are the module's."""
     where = f"the draft at {checkpoint.folder}"
     if missing := sorted(shapes.keys() - weights.keys()):
         raise ExportError(
@@ -245,8 +245,8 @@ def _check(
             )
 
 
-def _check_tokens(checkpoint: Checkpoint, d2t: Tensor, known: Tensor | None) -> None:
-    """Raise ExportError unless d2t names distinct tokens of the target, and t2d the same ones."""
+def _check_tokens(checkpoint: Checkpoint, d2t: Tensor, t2d: Tensor | None) -> None:
+    """Raise ExportError unless d2t names distinct tokens of the target, and t2d names the same."""
     num_tokens = checkpoint.vocab_size
     tokens = torch.arange(len(d2t)) + d2t
     is_named = torch.zeros(num_tokens, dtype=torch.bool)
@@ -258,7 +258,7 @@ def _check_tokens(checkpoint: Checkpoint, d2t: Tensor, known: Tensor | None) -> 
             f"{int(is_named.sum())} different ones below {num_tokens}; expected differences, "
             "target id = draft id + d2t"
         )
-    if known is not None and not torch.equal(known.bool(), is_named):
+    if t2d is not None and not torch.equal(t2d.bool(), is_named):
         raise ExportError(
             f"d2t and t2d of the draft at {checkpoint.folder} name different tokens; copy or "
             "download the checkpoint again"

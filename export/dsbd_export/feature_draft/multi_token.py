@@ -4,13 +4,14 @@
     own feature = norm(layer(x))
     logits = lm_head(own feature)
 
-Embedding and LM head are the target's, and the layer is one of the target's kind. It attends fully
-in a hybrid target, whose other layers are recurrent. The target's feature is its last hidden state
-after the final norm; beyond the tokens that the target has computed, the draft's own feature takes
-its place, so that one head drafts several tokens. All of this is as in SGLang (deepseek_nextn.py,
-qwen3_5_mtp.py, mimo_v2_flash_nextn.py) and transformers (MtpModel). vLLM (deepseek_mtp.py,
-qwen3_next_mtp.py, glm4_moe_mtp.py, mimo_v2_mtp.py) differs in one thing: the own feature of
-DeepSeek's and GLM's heads is the one before ``norm``. Of several heads the first one is read.
+Embedding and LM head are the target's. The layer is of the same kind as the target's layers; in a
+hybrid target, where other layers are recurrent, it has full attention. The target's feature is its
+last hidden state after the final norm. For tokens that the target has not computed, the draft's own
+feature is used instead, so that one head drafts several tokens. SGLang (deepseek_nextn.py,
+qwen3_5_mtp.py, mimo_v2_flash_nextn.py) and transformers (MtpModel) do the same. vLLM
+(deepseek_mtp.py, qwen3_next_mtp.py, glm4_moe_mtp.py, mimo_v2_mtp.py) has one difference: for
+DeepSeek's and GLM's heads the own feature is taken before ``norm``. If a checkpoint has several
+heads, the first one is used.
 
 The draft is loaded as a model of the target's class with one layer and three more modules.
 """
@@ -49,8 +50,8 @@ class _Layout:
 
     prefix: str  # {} is the number of the target's layers
     projection: str
-    # by the beginning of a name after ``prefix`` its name in the module; "" for any other name.
-    # None: the tensor is a copy of the target's
+    # name in the module, by the beginning of the name after ``prefix`` ("": any other name). None:
+    # the tensor is a copy of the target's
     names: Mapping[str, str | None]
     layer_type: str = "full_attention"
 
@@ -58,11 +59,11 @@ class _Layout:
         return self.prefix.format(config.num_hidden_layers)
 
     def sought(self, config: PreTrainedConfig) -> str:
-        """Return the name of the weight that shows a head of this layout."""
+        """Return the name of a weight whose presence shows that a head has this layout."""
         return f"{self.start(config)}{self.projection}weight"
 
     def renamed(self, name: str) -> str | None:
-        """Return the module's name of a tensor, given without the prefix; None: it is not read."""
+        """Return a tensor's name in the module; ``name``: without the prefix. None: not read."""
         old = next((old for old in self.names if name.startswith(old)), None)
         new = None if old is None else self.names[old]
         return None if old is None or new is None else new + name.removeprefix(old)
@@ -107,7 +108,7 @@ _LAYOUTS = (
 
 
 class _MtpConfig(FeatureDraftConfig):
-    """Features of a head: the output of the target, which counts as the input of its LM head."""
+    """Features of a head: the target's output, numbered as the input of a layer after the last."""
 
     def target_layers(self, num_layers: int) -> tuple[int, ...]:
         return (num_layers,)
@@ -118,7 +119,7 @@ class MtpCheckpoint(FeatureDraftCheckpoint):
     """The head in the checkpoint of a target."""
 
     layout: _Layout
-    start: str  # of the names of its tensors
+    start: str  # beginning of the names of its tensors
 
     @property
     def family(self) -> str:
@@ -129,21 +130,21 @@ class MtpCheckpoint(FeatureDraftCheckpoint):
         return False
 
     def read_from(self, stored: Mapping[str, Any]) -> Mapping[str, Any]:
-        """See Checkpoint; embedding and LM head are those of the target."""
-        found: dict[str, Any] = {}
+        """See Checkpoint; embedding and LM head are the target's."""
+        readers: dict[str, Any] = {}
         for name, reader in stored.items():
             if name.startswith(self.start):
                 if new := self.layout.renamed(name.removeprefix(self.start)):
-                    found[new] = reader
+                    readers[new] = reader
             elif name.endswith(f".{_EMBEDDING}"):
-                found.setdefault(f"model.{_EMBEDDING}", reader)
+                readers.setdefault(f"model.{_EMBEDDING}", reader)
             elif name.endswith(_HEAD) and not self.config.tie_word_embeddings:
-                found[_HEAD] = reader
-        return found
+                readers[_HEAD] = reader
+        return readers
 
 
 def read_mtp_draft(target: Checkpoint) -> MtpCheckpoint:
-    """Return the head in the checkpoint of a target as a draft; raise ExportError without one."""
+    """Return the head in a target's checkpoint as a draft; ExportError if there is no head."""
     where = f"the target at {target.source}"
     if model_class_of(target.config) is None or target.encoder is not None:
         raise ExportError(
@@ -185,7 +186,7 @@ def read_mtp_draft(target: Checkpoint) -> MtpCheckpoint:
 
 
 def _layer_config(target: Checkpoint, layout: _Layout, *, has_experts: bool) -> PreTrainedConfig:
-    """Return the config of the head's layer, as a model of one layer."""
+    """Return the config of a model that has only the head's layer."""
     whole, config = target.composite or target.config, target.config
     kind = "sparse" if has_experts else "dense"
     by_layer = {
@@ -222,7 +223,7 @@ def draft_class(base: Any) -> Any:
             attention_mask: Any = None,
             cache: Any = None,
         ) -> tuple[Tensor, Tensor]:
-            """Return the head's input, which is its own feature as well: (B, S, H) each.
+            """Return the LM head's input twice, because it is also the own feature: (B, S, H) each.
 
             features: (B, S, H); None: zeros. attention_mask, cache: of transformers.
             """
@@ -242,7 +243,7 @@ def draft_class(base: Any) -> Any:
             return target_features
 
         def target_logits(self, normed: Tensor) -> Tensor:
-            """Return float32 logits, (..., V), of normed (..., H)."""
+            """Return float32 logits (..., V) for normed (..., H)."""
             logits: Tensor = self.lm_head(normed).float()
             return logits
 
@@ -262,9 +263,9 @@ class MtpSource(FeatureDraftSource):
         return model
 
     def probed(self, model: Any, dtype: str) -> Checkpoint:
-        found = ModelSource.probed(self, model, dtype)
-        assert isinstance(found, FeatureDraftCheckpoint)
-        return found
+        checkpoint = ModelSource.probed(self, model, dtype)
+        assert isinstance(checkpoint, FeatureDraftCheckpoint)
+        return checkpoint
 
 
 def mtp_or_feature_source(checkpoint: Checkpoint) -> ModelSource:

@@ -4,12 +4,12 @@
 |---|---|---|
 | input target_features | [F, width] | features that the target's graph returned; F may be 0 |
 | input own_features | [P, H] | features that this graph returned; P may be 0 |
-| input feature_index | [S] int64 | the feature of the token before each node: below F one of the |
-| | | target's, then F + p for an own one; -1 for zeros |
+| input feature_index | [S] int64 | index of the feature of the token before each node: below F a |
+| | | target's feature, F + p for own feature p, -1 for zeros |
 | output features | [S, H] | own features of the S nodes |
 
 Logits are over the target's vocabulary, -inf for tokens that the draft cannot propose. The parity
-gate compares them on random features.
+gate compares logits on random features.
 """
 
 import dataclasses
@@ -53,16 +53,16 @@ from dsbd_runtime.parts.feature.feature_memory import (
 from dsbd_runtime.parts.feature.features import FeatureEntry
 from dsbd_runtime.parts.head.head import LOGIT_ROWS
 
-_NUM_ROWS = 128  # of the case that judges a lower precision
+_NUM_ROWS = 128  # rows of the case that judges a lower precision
 
 
 def feature_cases(checkpoint: FeatureDraftCheckpoint) -> list[ForestCase]:
-    """Return the forests of every model with features of the target, equal at every call."""
+    """Return the forests of ``forest_cases`` with random features; the same in every call."""
     rng = np.random.default_rng(1)
-    # It may have no tokenizer, and has its target's tokens.
+    # The draft may have no tokenizer; its tokens are the target's.
     length = min(_NUM_ROWS, checkpoint.context_length)
     tokens = rng.integers(0, checkpoint.vocab_size, length, dtype=np.int64)
-    # Random rows in place of the text that other models are judged by.
+    # Other models are judged by a text, this one by random rows.
     cases = [*forest_cases(checkpoint, checkpoint.vocab_size), prefill_case(checkpoint, tokens)]
     width, drawn = checkpoint.features.feature_width, []
     for case in cases:
@@ -76,9 +76,9 @@ def feature_cases(checkpoint: FeatureDraftCheckpoint) -> list[ForestCase]:
 def feature_logits(
     draft: Any, case: ForestCase, new_cache: Callable[[], Any] = lambda: None
 ) -> NDArray[Any]:
-    """Return (R, V) float32: each node's logits, computed along its path alone.
+    """Return the nodes' logits, (R, V) float32, each computed along the node's path alone.
 
-    draft: a ``FeatureDraft``, or a module with its methods. new_cache: for each of its calls.
+    draft: a ``FeatureDraft``, or a module with its methods. new_cache: makes a cache for each call.
     """
     assert case.features is not None  # a case of ``feature_cases``
     num_prefix, num_nodes = len(case.prefix_ids), len(case.node_ids)
@@ -90,8 +90,8 @@ def feature_logits(
         places = torch.tensor([*range(num_prefix), *(num_prefix + node for node in path)])
         num_given = num_prefix + 1 if case.uses_own else len(places)
         normed = rolled_out(draft, tokens[places], projected[places[:num_given]], new_cache)
-        found = draft.target_logits(normed[num_prefix:])
-        for node, row in zip(path, found, strict=True):
+        path_logits = draft.target_logits(normed[num_prefix:])
+        for node, row in zip(path, path_logits, strict=True):
             logits[node] = row.numpy()
     return np.stack([logits[node] for node in case.rows])
 
@@ -99,19 +99,22 @@ def feature_logits(
 def rolled_out(
     draft: Any, tokens: Tensor, features: Tensor, new_cache: Callable[[], Any] = lambda: None
 ) -> Tensor:
-    """Return the head's input along one path, (n, H), with own features after the given ones.
+    """Return the head's input along one path, (n, H); own features follow the given features.
 
-    tokens: (n,) int64. features: (m, H), m <= n, projected, of the tokens before the first m.
+    tokens: (n,) int64. features: (m, H), m <= n, projected. They belong to the tokens before the
+    first m tokens.
     """
     while True:
         length = len(features)
         places = torch.arange(length)[None]
         # Without a mask it is causal.
-        normed, own = draft(tokens[None, :length], places, features[None], None, new_cache())
+        normed, own_features = draft(
+            tokens[None, :length], places, features[None], None, new_cache()
+        )
         if length == len(tokens):
             result: Tensor = normed[0]
             return result
-        features = torch.cat([features, own[0, -1:]])
+        features = torch.cat([features, own_features[0, -1:]])
 
 
 @torch.no_grad()
@@ -139,8 +142,8 @@ class FeatureGraph(ForestGraph):
 
     def computed(self, call: CapturedCall) -> Tensor:
         draft: Any = self.draft
-        normed, own = draft(**call.arguments)
-        call.outputs[FEATURES] = lambda: own[0]
+        normed, own_features = draft(**call.arguments)
+        call.outputs[FEATURES] = lambda: own_features[0]
         logits: Tensor = draft.lm_head(normed[0].index_select(0, call.inputs[LOGIT_ROWS]))
         return logits
 
@@ -153,13 +156,13 @@ class FeaturesOfParents(ExportPart):
 
     def contract(self) -> ExportContract:
         features, dtype = self._features, TORCH_DTYPES[self._checkpoint.caches[0].dtype]
-        target, own = Axis("F", 4, least=0), Axis("P", 2, least=0)
+        target_axis, own_axis = Axis("F", 4, min_size=0), Axis("P", 2, min_size=0)
         own_width = int(features.layer.hidden_size)
         entry = FeatureEntry(width=features.feature_width, own_width=own_width)
         return ExportContract(
             inputs={
-                TARGET_FEATURES: Example((target, features.feature_width), dtype),
-                OWN_FEATURES: Example((own, features.layer.hidden_size), dtype),
+                TARGET_FEATURES: Example((target_axis, features.feature_width), dtype),
+                OWN_FEATURES: Example((own_axis, features.layer.hidden_size), dtype),
                 FEATURE_INDEX: Example((NODES,)),
             },
             outputs=(FEATURES,),

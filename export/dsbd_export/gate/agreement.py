@@ -1,8 +1,8 @@
-"""How well a draft predicts its target, measured on the target's own answers to a few prompts.
+"""Agreement of a draft with its target, measured on the target's answers to a few prompts.
 
-Draft policy "throughput" begins with it, so that the first request of a process is drafted for as
-much as this pair deserves. The answers are greedy and short; what follows an end token is left out,
-because no request reads it.
+The draft policy "throughput" starts from this measurement, so that it drafts the right number of
+tokens from the first request of a process on. The answers are greedy and short. Tokens after an end
+token are left out, because no request reads them.
 """
 
 from collections.abc import Sequence
@@ -23,33 +23,33 @@ from dsbd_runtime.text.chat_template import ChatTemplate
 from dsbd_runtime.text.tokenizer import Tokenizer
 
 _NEW_TOKENS = 32
-_LEAST_PROMPT = 4  # tokens; a context that is shorter than such a prompt and its answer: no measure
-_MOST_PROBABLE = 64  # tokens of a row that are compared
-_QUESTIONS = (  # to models that chat
+_LEAST_PROMPT = 4  # tokens; nothing is measured if prompt and answer do not fit into the context
+_MOST_PROBABLE = 64  # compared tokens of a row
+_QUESTIONS = (  # for models that chat
     "Write a Python function that merges overlapping intervals.",
     "What is a harbour good for? Answer in a few sentences.",
     "Write a short email that moves a meeting from Monday to Thursday.",
 )
-_BEGINNINGS = (  # of texts, for other models
+_BEGINNINGS = (  # beginnings of texts, for other models
     'def merge_intervals(intervals):\n    """Return the union of the intervals."""\n',
     "The harbour wakes before the town does. Fishing boats come in with the tide, and",
     "Dear Anna,\n\nthank you for your letter. On Monday",
 )
 Floats = NDArray[np.float64]
 _Rows = tuple[Ints, Floats]
-"""The most probable tokens of rows, and the probabilities that a model gives them."""
+"""The most probable tokens of rows, and their probabilities."""
 
 
 def measured_agreement(
     folder: Path, target: ModelEntry, draft: ModelEntry, report: Report
 ) -> DraftAgreement | None:
-    """Return the agreement of two exported engines; None: they do not continue plain text."""
-    most_prompt = min(target.context_length, draft.context_length) - _NEW_TOKENS
+    """Return the agreement of two exported engines; None if they do not continue plain text."""
+    max_prompt = min(target.context_length, draft.context_length) - _NEW_TOKENS
     reads_more = target.encoder is not None or target.given is not None
-    if reads_more or draft.reads_whole_path or most_prompt < _LEAST_PROMPT:
+    if reads_more or draft.reads_whole_path or max_prompt < _LEAST_PROMPT:
         return None
-    prompts = [ids[-most_prompt:] for ids in _prompts(folder, target.bos_token_id)]
-    if not all(prompts):  # a tokenizer that reads none of these texts
+    prompts = [ids[-max_prompt:] for ids in _prompts(folder, target.bos_token_id)]
+    if not all(prompts):  # the tokenizer makes no tokens of one of these texts
         return None
     report("draft: measuring its agreement with the target")
     bundle = unwritten_bundle(folder, "draft", draft, target)
@@ -61,14 +61,14 @@ def measured_agreement(
         proposed, draft_mass = _append(engine, [[] for _ in read], read, _NEW_TOKENS)
     is_end = np.isin(wanted[:, :, 0], target.eos_token_ids)
     is_read: NDArray[np.bool_] = np.cumsum(is_end, axis=1) - is_end == 0
-    found = proposed[is_read][:, :4] == wanted[is_read][:, :1]
+    is_best = proposed[is_read][:, :4] == wanted[is_read][:, :1]
     is_same = wanted[is_read][:, :, None] == proposed[is_read][:, None, :]
     both = np.minimum(target_mass[is_read][:, :, None], draft_mass[is_read][:, None, :])
     return DraftAgreement(
         num_tokens=int(is_read.sum()),
-        best=float(found[:, 0].mean()),
+        best=float(is_best[:, 0].mean()),
         overlap=float((both * is_same).sum(axis=(1, 2)).mean()),
-        best_four=float(found.any(axis=1).mean()),
+        best_four=float(is_best.any(axis=1).mean()),
     )
 
 
@@ -77,7 +77,7 @@ def _prompts(folder: Path, bos_token_id: int | None) -> list[list[int]]:
     try:
         template = ChatTemplate.from_folder(folder)
         chats = [template.render([{"role": "user", "content": each}]) for each in _QUESTIONS]
-    except (BundleError, InputError):  # no template, or one that wants more than a question
+    except (BundleError, InputError):  # no template, or it needs more than a question
         return [tokenizer.encode(each) for each in _BEGINNINGS]
     return [tokenizer.encode(each, add_special_tokens=False) for each in chats]
 
@@ -87,7 +87,7 @@ def _greedy_answers(
 ) -> tuple[list[list[int]], _Rows]:
     """Return answers of ``_NEW_TOKENS`` and the rows that predicted them, (P, _NEW_TOKENS, K)."""
     engine.model.keep(NO_INTS)
-    paths: list[list[int]] = [[] for _ in prompts]  # their rows of the cache
+    paths: list[list[int]] = [[] for _ in prompts]  # rows of the cache of each prompt
     steps = [_append(engine, paths, prompts, 1)]
     while len(steps) < _NEW_TOKENS:
         steps.append(_append(engine, paths, steps[-1][0][:, 0, :1].tolist(), 1))
@@ -98,9 +98,9 @@ def _greedy_answers(
 def _append(
     engine: ParityEngine, paths: list[list[int]], new: Sequence[Sequence[int]], num_returned: int
 ) -> _Rows:
-    """Append tokens to every path, whose rows of the cache ``paths`` has.
+    """Append the tokens ``new`` to every path; ``paths`` has each path's rows of the cache.
 
-    Returns the ``num_returned`` last rows of each path, (num_paths, num_returned, K).
+    Returns the last ``num_returned`` rows of each path, (num_paths, num_returned, K).
     """
     begin, num_new = engine.model.num_rows, sum(map(len, new))
     mask = np.zeros((num_new, begin + num_new), np.bool_)

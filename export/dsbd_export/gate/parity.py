@@ -1,14 +1,15 @@
-"""Parity gate: the exported files on ONNX Runtime against the checkpoint, value by value.
+"""Parity gate: compares the exported files on ONNX Runtime with the checkpoint, value by value.
 
-In fp32 every logit has to be right up to rounding: within a fixed limit or, of a model with large
-activations, within a small multiple of what the checkpoint's own fp32 is off in float64 on the same
-rows. A lower precision or quantized weights are judged by the mean KL divergence instead: that of
-real text by how good the precision is, those of the forests, more loosely, by whether masks and
-positions are right. The share of rows with the same most probable token is reported and gates
-nothing: rounding decides near-ties.
+In fp32 every logit must be right up to rounding: its error must be within a fixed limit. For a
+model with large activations the limit is a small multiple of the error of the checkpoint's own
+fp32, measured in float64 on the same rows. A lower precision or quantized weights are judged by the
+mean KL divergence. Its limit for a real text depends on the precision. The limit for forests is
+looser, because forests only show whether masks and positions are right. The share of rows with the
+same most probable token is reported but not limited: rounding decides near-ties.
 
-What gives other tokens, or no numbers, is another computation: nothing is kept of it. Anything less
-is finished and kept apart, for a person to accept (``refused_bundle``).
+An engine that gives other tokens or NaN computes something else: its files are deleted. A bundle
+with smaller errors beyond a limit is kept under another name, for a person to accept
+(``refused_bundle``).
 """
 
 from __future__ import annotations
@@ -32,43 +33,46 @@ MAX_ABS_ERROR = "max_abs_error"
 MEAN_KL = "mean_kl"
 
 _EXACT_LIMIT = 1e-4  # rounding in fp32 stays below 2e-5 on the demo pair
-_ROUNDING_FACTOR = 4  # of an engine, whose sums have another order, over the checkpoint's own
-_MOST_ROUNDING = 1e-3  # of the checkpoint's own that is believed: more is another computation
+_ROUNDING_FACTOR = (
+    4  # error of an engine, whose sums have another order, relative to the checkpoint's
+)
+_MOST_ROUNDING = 1e-3  # largest error of the checkpoint's fp32 that is explained by rounding
 
-# By (dtype, quantize): mean KL divergence of the text in nats. After each limit, measurements: the
-# demo pair (the larger of target and draft), and the worst of the tiny random mixtures of experts,
-# whose routers amplify rounding more than any other model that was tried.
+# By (dtype, quantize): limit of the mean KL divergence of the text, in nats. The comments have two
+# measurements: the demo pair (the larger of target and draft), and the worst of the tiny random
+# mixtures of experts, whose routers amplify rounding more than any other tried model.
 _KL_LIMITS = {
-    ("fp32", "none"): 1e-2,  # 4.3e-6, 4.3e-3; of sums of integers, for WebGPU
+    ("fp32", "none"): 1e-2,  # 4.3e-6, 4.3e-3; for sums of integers, for WebGPU
     ("fp16", "none"): 2e-3,  # 1.2e-6, 5.6e-4
-    ("bf16", "none"): 1e-2,  # 5.7e-5, 3.6e-3; weights alone: see ``fp32_twin``
+    ("bf16", "none"): 1e-2,  # 5.7e-5, 3.6e-3; only weights are in bf16, see ``fp32_twin``
     ("fp32", "int8-dynamic"): 5e-2,  # 1.3e-3, 2.0e-2
     ("fp32", "int8"): 2e-2,  # 7.0e-4
     ("fp16", "int8"): 2e-2,
     ("fp32", "int4"): 3e-1,  # 6.3e-2, 2.4e-1
     ("fp16", "int4"): 3e-1,  # 6.4e-2
 }
-# By quantize: the mean KL divergence of the text above which a model is reported as far, and the
-# nearer precision. SmolLM2-135M-Instruct has 4e-3 to 7e-3 in int8-dynamic, 4.7e-3 in int8.
+# By quantize: the mean KL divergence of the text above which a more precise form is recommended,
+# and that form. SmolLM2-135M-Instruct has 4e-3 to 7e-3 in int8-dynamic, 4.7e-3 in int8.
 _NEARER = {
     "int8-dynamic": (1e-2, "--quantize int8-blocks (weights alone), or none"),
     "int8": (1e-2, "fp32 or fp16 without --quantize"),
     "int4": (1e-1, "--quantize int8"),
 }
-# Random tokens show larger divergences than text, up to 6 times on the demo pair. Their limit is
-# for mistakes of structure, as a wrong mask or position, which cases of several rows show. One row
-# is no mean: SmolLM2-135M in int4 has 1.7 after a token that none of its texts begins with.
+# Random tokens have larger divergences than text, up to 6 times on the demo pair. Their limit is
+# meant for structural errors such as a wrong mask or position, which show in cases of several rows.
+# A single row has no limit: SmolLM2-135M in int4 has 1.7 after a token that begins none of its
+# texts.
 _FOREST_FACTOR = 10
 _HIGHEST_FOREST_LIMIT = 1.0
 
 
 InFloat64 = Callable[[Sequence[ForestCase]], Iterable[NDArray[np.float64]]]
-"""Yields the checkpoint's logits of some cases, computed in float64 when they are asked for."""
+"""Yields the checkpoint's logits for some cases, each computed in float64 when it is needed."""
 
 
-# What a person may accept beyond the limit: in fp32 a divergence like that of logits that are all
-# off by 1e-2 and no other token, but in few rows of the long text; otherwise a text whose tokens
-# are mostly the checkpoint's.
+# Errors beyond the limit that a person may accept. In fp32: a divergence as if all logits had
+# errors of 1e-2, and the same most probable tokens except in a few rows of the long text. In other
+# precisions: most tokens of the text are the checkpoint's.
 _HIGHEST_EXACT_KL = 1e-4
 _LEAST_EXACT_AGREEMENT = 0.99
 _LEAST_AGREEMENT = 0.5
@@ -84,10 +88,11 @@ def measured_parity(
 ) -> ParityReport:
     """Run every case on the engine of a bundle, then its prune.onnx; return the errors found.
 
-    in_float64: for a limit of the largest error: returns whether a case above it is rounding.
+    in_float64: computes the checkpoint in float64, to decide whether a larger error is rounding.
+        Used if the limit is for the largest error.
 
     Raises ExportError if a case computes something else than the checkpoint (NaN, other tokens), or
-    a row is moved wrongly.
+    if prune.onnx moves a row wrongly.
     """
     cases = _checked_cases(bundle, checkpoint, references, report)
     is_missed = not all(map(limit.admits, cases))
@@ -120,9 +125,9 @@ def _checked_cases(
     with parity_engine(bundle, checkpoint.role) as engine:
         for reference in counted(references, counter):
             case = reference.case
-            found = divergence(engine.logits(case), reference.logits)
+            measured = divergence(engine.logits(case), reference.logits)
             length = case.prompt_length
-            cases.append(ParityCase(name=case.name, prompt_length=length, **vars(found)))
+            cases.append(ParityCase(name=case.name, prompt_length=length, **vars(measured)))
     check_prune(bundle, checkpoint)
     return cases
 
@@ -133,10 +138,10 @@ def _limit_by_rounding(
     limit: ParityLimit,
     in_float64: InFloat64,
 ) -> ParityLimit:
-    """Return the limit that rounding alone keeps, ``limit`` at least.
+    """Return the limit that errors by rounding alone do not exceed, at least ``limit``.
 
-    The checkpoint's own fp32 is off by e in float64; an engine may be by ``_ROUNDING_FACTOR`` e.
-    Float64 is slow: cases are computed until all are admitted.
+    If the checkpoint's fp32 differs from float64 by e, an engine may differ by ``_ROUNDING_FACTOR``
+    e. Float64 is slow, so cases are computed only until all are admitted.
     """
     missed = [result for result in results if not limit.admits(result)]
     judged = [
@@ -145,20 +150,20 @@ def _limit_by_rounding(
         if result.name == TEXT or result in missed
     ]
     judged.sort(key=lambda pair: (pair[1].name != TEXT, -limit.error_of(pair[1])))
-    found = limit
+    widened = limit
     exact = in_float64([reference.case for reference, _ in judged])
     for (reference, _), logits in zip(judged, exact, strict=False):
         rounding = float(differences(reference.logits, logits).max())
         if not rounding <= _MOST_ROUNDING:  # also when it is NaN
             return limit
-        found = replace(found, value=max(found.value, (_ROUNDING_FACTOR + 1) * rounding))
-        if all(map(found.admits, missed)):
+        widened = replace(widened, value=max(widened.value, (_ROUNDING_FACTOR + 1) * rounding))
+        if all(map(widened.admits, missed)):
             break
-    return found
+    return widened
 
 
 def refusal(checkpoint: Checkpoint, report: ParityReport) -> str | None:
-    """Return how the worst case of a model is beyond the limit of its report, None if none is."""
+    """Return how far the worst case exceeds the limit of its report, None if all are within it."""
     limit = ParityLimit(report.measure, report.limit)
     refused = [case for case in report.cases if not limit.admits(case)]
     if not refused:
@@ -167,7 +172,7 @@ def refusal(checkpoint: Checkpoint, report: ParityReport) -> str | None:
 
 
 def advice(checkpoint: Checkpoint, config: ModelOptions, report: ParityReport) -> str | None:
-    """Return what is nearer to the checkpoint where an admitted model is far; None where not."""
+    """Return advice to use a more precise form if an admitted model differs much, else None."""
     if config.quantization not in _NEARER or report.measure != MEAN_KL:
         return None
     noticeable, nearer = _NEARER[config.quantization]
@@ -203,15 +208,15 @@ def _is_other_computation(result: ParityCase, limit: ParityLimit) -> bool:
 
 @dataclass(frozen=True)
 class Divergence:
-    """The distance of R rows; infinite, and no agreement, if the shapes differ."""
+    """Differences of R rows; infinite and without agreement if the shapes differ."""
 
-    max_abs_error: float  # largest difference of a logit, NaN where a value is
-    mean_kl: float  # mean of KL(wanted || found) over the rows, in nats, NaN where a value is
-    top1_agreement: float  # share of the rows whose largest logit is that of the same token
+    max_abs_error: float  # largest difference of a logit; NaN if a logit is NaN
+    mean_kl: float  # mean of KL(wanted || found) over the rows, in nats; NaN if a logit is NaN
+    top1_agreement: float  # share of rows with the same most probable token
 
 
 def divergence(found: NDArray[np.float32], wanted: NDArray[np.float32]) -> Divergence:
-    """Return the distance of ``found`` from ``wanted``, both (R, V)."""
+    """Return the differences of the logits ``found`` from ``wanted``, (R, V) each."""
     if found.shape != wanted.shape:
         return Divergence(float("inf"), float("inf"), 0.0)
     return Divergence(
@@ -224,7 +229,7 @@ def divergence(found: NDArray[np.float32], wanted: NDArray[np.float32]) -> Diver
 
 
 def _kl(p_logits: NDArray[np.float32], q_logits: NDArray[np.float32]) -> float:
-    """Return KL(p || q) of two rows of logits, (V,), never below 0; row by row to save memory."""
+    """Return KL(p || q), at least 0, for two rows of logits, (V,) each; one row saves memory."""
     is_possible = p_logits != -np.inf
     p, q = _log_probs(p_logits)[is_possible], _log_probs(q_logits)[is_possible]
     return float(np.maximum(np.sum(np.exp(p) * (p - q)), 0.0))
@@ -237,16 +242,16 @@ def _log_probs(logits: NDArray[np.float32]) -> NDArray[np.float64]:
 
 @dataclass(frozen=True)
 class ParityLimit:
-    """Limit that the cases have to meet."""
+    """Limit for the errors of all cases."""
 
     measure: str
-    value: float  # the largest that passes, on the text or, of ``MAX_ABS_ERROR``, on any case
+    value: float  # largest admitted error: of the text, or with ``MAX_ABS_ERROR`` of any case
 
     def error_of(self, result: ParityCase) -> float:
         return float(getattr(result, self.measure))
 
     def of_case(self, result: ParityCase) -> float:
-        """Return the largest error of a case that passes; infinite where a mean is of one row."""
+        """Return the largest admitted error of a case; infinite for a mean over a single row."""
         if result.name == TEXT or self.measure == MAX_ABS_ERROR:
             return self.value
         if result.name == DECODE or (result.name == PREFILL and result.prompt_length == 1):
@@ -254,7 +259,7 @@ class ParityLimit:
         return min(self.value * _FOREST_FACTOR, max(self.value, _HIGHEST_FOREST_LIMIT))
 
     def admits(self, result: ParityCase) -> bool:
-        """Return whether a case passes; not where its error is no number."""
+        """Return whether a case passes; False if its error is NaN."""
         return self.error_of(result) <= self.of_case(result)
 
     def needed_by(self, result: ParityCase) -> float:
@@ -266,7 +271,10 @@ class ParityLimit:
 
 
 def parity_limit(config: ModelOptions, shared: str = "none") -> ParityLimit:
-    """Return the requested limit, or that of the precision."""
+    """Return the requested limit, or else the limit of the precision.
+
+    shared: quantization of a shared part, whose limit is used if it is larger.
+    """
     if config.is_exact and (shared == "none" or config.atol is not None):
         return ParityLimit(MAX_ABS_ERROR, _EXACT_LIMIT if config.atol is None else config.atol)
     forms = (config.quantization, shared)

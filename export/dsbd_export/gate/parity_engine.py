@@ -1,7 +1,7 @@
-"""Engine of the parity gate: the one that hosts open, on ONNX Runtime's CPU provider.
+"""Engine of the parity gate: the same that hosts open, on ONNX Runtime's CPU provider.
 
-Cache rows that no forward has written hold noise, and fp16 weights are widened when they are used,
-because an export has no memory for all of them at once.
+Cache rows that no forward has written contain noise. fp16 weights are widened only when they are
+used, because an export has too little memory to widen all of them at once.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from dsbd_runtime.parts.source.sources import Sources
 def _forward(
     case: ForestCase, token_ids: Ints, parents: Ints, first_row: int, prefix: tuple[int, int]
 ) -> Forward:
-    """Return the forward of nodes after ``prefix``, its first and end row; no logits."""
+    """Return a forward, without logits, of nodes after the rows from prefix[0] to prefix[1]."""
     mask, positions = see_rows(parents, first_row, first_row + len(parents), prefix)
     return Forward(token_ids, positions, mask, NO_INTS, source=case.source)
 
@@ -57,9 +57,10 @@ def _forward(
 def see_rows(
     parents: Ints, first_row: int, capacity: int, prefix: tuple[int, int] | None = None
 ) -> tuple[NDArray[np.bool_], Ints]:
-    """Return the rows that nodes from ``first_row`` on see, (S, C) bool, and their positions, (S,).
+    """Return which rows each node sees, (S, C) bool, and the nodes' positions, (S,).
 
-    With parents [-1, -1, 0] and first_row 1, node 2 sees rows 0, 1, 3 and stands at position 2.
+    Nodes are the rows from ``first_row`` on. With parents [-1, -1, 0] and first_row 1, node 2 sees
+    rows 0, 1 and 3 and has position 2.
     """
     begin, end = prefix or (0, first_row)
     visible = np.zeros((len(parents), capacity), np.bool_)
@@ -82,7 +83,7 @@ _MAPS = Path("/proc/self/maps")
 def dropped_pages(file: Path, period_s: float = _PERIOD_S) -> Iterator[None]:
     """Inside the block, release the mapped pages of ``file`` every ``period_s`` seconds.
 
-    A page counts as memory of this process from its first use on. Changes to pages would be lost.
+    A page counts as memory of this process once it is used. Changes to pages would be lost.
     """
     ranges = _mapped_ranges(file)
     if not ranges:
@@ -123,19 +124,19 @@ def _mapped_ranges(file: Path) -> list[tuple[int, int]]:
 
 @contextlib.contextmanager
 def parity_engine(bundle: Bundle, role: str) -> Iterator[ParityEngine]:
-    """Open the engine of a bundle to run cases; raise ExportError if ONNX Runtime cannot."""
+    """Open the engine of a bundle for parity cases; ExportError if ONNX Runtime cannot run it."""
     with contextlib.ExitStack() as stack:
         bundle_on_cpu = stack.enter_context(runnable_on_cpu(bundle, role))
         with as_export_errors():
             model = stack.enter_context(_opened(bundle_on_cpu, bundle.entry(role), role))
         weights = bundle_on_cpu.model_path(role).with_name(WEIGHTS_FILE)
-        stack.enter_context(dropped_pages(weights))  # not longer than they are mapped
+        stack.enter_context(dropped_pages(weights))  # ends before the weights are unmapped
         engine = ParityEngine(model, bundle_on_cpu.entry(role))
         yield stack.enter_context(contextlib.closing(engine))
 
 
 def _opened(bundle: Bundle, entry: ModelEntry, role: str) -> CausalLM:
-    """Return the engine; ``entry``: as it will be written, the bundle may have the twin's."""
+    """Return the engine; ``entry``: the entry to be written (the bundle may have the twin's)."""
     rng = np.random.default_rng(0)
 
     def noise(shape: tuple[int, ...], dtype: type[np.generic]) -> NDArray[np.generic]:
@@ -149,7 +150,7 @@ def _opened(bundle: Bundle, entry: ModelEntry, role: str) -> CausalLM:
             placement=parse_placement("cpu"),
             settings=EngineSettings(
                 num_threads=torch.get_num_threads(),  # see ``limited_threads``
-                spin_us=0,  # a few calls between which others compute
+                spin_us=0,  # few calls, and torch computes between them
             ),
             new_rows=noise,
             adapt=_widen_one_by_one if is_widened else None,
@@ -158,7 +159,7 @@ def _opened(bundle: Bundle, entry: ModelEntry, role: str) -> CausalLM:
 
 
 def _widen_one_by_one(options: Any) -> None:
-    """Let a weight be widened to fp32 when it is used, and dropped after it, to save memory."""
+    """Make ONNX Runtime widen each weight to fp32 when it is used and drop it afterwards."""
     ort = import_ort()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.execution_order = ort.ExecutionOrder.PRIORITY_BASED
@@ -168,7 +169,7 @@ def _widen_one_by_one(options: Any) -> None:
 
 
 class ParityEngine:
-    """An engine that runs parity cases, one after the other, each in fresh caches."""
+    """An engine that runs parity cases one after the other, each with fresh caches."""
 
     def __init__(self, model: CausalLM, entry: ModelEntry) -> None:
         self.model = model
@@ -181,13 +182,13 @@ class ParityEngine:
         self._held.close()
 
     def logits(self, case: ForestCase) -> NDArray[np.float32]:
-        """Return all logits of the compared nodes, (R, V), of an engine without a top-k head."""
+        """Return all logits of the compared nodes, (R, V); the engine has no top-k head."""
         whole = self.result(case).logits.whole
-        assert whole is not None  # as its head returns
+        assert whole is not None  # without a top-k head
         return whole
 
     def result(self, case: ForestCase, *, with_features: bool = False) -> ForwardResult:
-        """Return what the engine returns for the R compared nodes, one forward of all requests."""
+        """Return the result for the R compared nodes, from one forward of all requests."""
         requests = case.requests
         if self._has_recent_rows:
             # A request of one node, whose logits are not compared.
@@ -214,13 +215,13 @@ class ParityEngine:
             return self.model.forward(joined_forward(forwards))
 
     def _hold(self, case: ForestCase) -> None:
-        """Keep an encoder output until a case has another sound or picture: encoding is slow."""
+        """Keep the encoder's output until a case has another sound or picture: encoding is slow."""
         self._held.close()
         if case.values is not None:
             self._held.enter_context(self.model.part(Sources).slots.held(case.source))
 
     def _append_prefix(self, case: ForestCase) -> tuple[int, int]:
-        """Append the prefix of a request; return its first row, and the one after the last."""
+        """Append the prefix of a request; return its first row and the row after its last."""
         first_row, num_rows = self.model.num_rows, len(case.prefix_ids)
         if num_rows:
             parents, none = np.arange(-1, num_rows - 1), (first_row, first_row)
@@ -239,28 +240,30 @@ class ParityEngine:
     def _features_of_nodes(
         self, case: ForestCase, prefix: tuple[int, int]
     ) -> ParentFeatures | None:
-        """Return the features of the parents of all nodes; own ones are computed layer by layer."""
+        """Return the features of all nodes' parents; own features are computed depth by depth."""
         if case.features is None:
             return None
-        found = self._features(case.features[len(case.prefix_ids) :])
+        features = self._features(case.features[len(case.prefix_ids) :])
         if not case.uses_own:
-            return found
+            return features
         is_root, num_nodes = case.parents < 0, len(case.parents)
-        found = replace(
-            found, sources=np.where(is_root, 0, 1), rows=np.where(is_root, found.rows, case.parents)
+        features = replace(
+            features,
+            sources=np.where(is_root, 0, 1),
+            rows=np.where(is_root, features.rows, case.parents),
         )
-        target, num_known = found.forwards[0], int(is_root.sum())
-        while num_known < num_nodes:  # nodes stand in the order of their depths
-            known = slice(num_known)
-            ids, parents = case.node_ids[known], case.parents[known]
+        target, num_computed = features.forwards[0], int(is_root.sum())
+        while num_computed < num_nodes:  # nodes are ordered by depth
+            computed = slice(num_computed)
+            ids, parents = case.node_ids[computed], case.parents[computed]
             forward = _forward(case, ids, parents, prefix[1], prefix)
-            forward.parent_features = found.part(0, num_known)
-            own = self.model.forward(forward).features
-            assert own is not None  # of a feature draft
+            forward.parent_features = features.part(0, num_computed)
+            own_features = self.model.forward(forward).features
+            assert own_features is not None  # a feature draft returns them
             self.model.keep(np.arange(prefix[1]))
-            found = replace(found, forwards=(target, own))
-            num_known = int((case.parents < num_known).sum())
-        return found
+            features = replace(features, forwards=(target, own_features))
+            num_computed = int((case.parents < num_computed).sum())
+        return features
 
 
 @contextlib.contextmanager
@@ -281,7 +284,7 @@ _SPARE_RECENT_ROWS = 3
 
 
 def check_prune(bundle: Bundle, checkpoint: Checkpoint) -> None:
-    """Move a shuffled half of the rows to row 2; raise ExportError unless caches equal numpy's."""
+    """Move half of the rows, shuffled, to row 2; ExportError unless the result equals numpy's."""
     role = checkpoint.role
     rows = np.random.default_rng(0).permutation(_CAPACITY)[: _CAPACITY // 2]
     with runnable_on_cpu(bundle, role) as on_cpu:
@@ -295,7 +298,7 @@ def check_prune(bundle: Bundle, checkpoint: Checkpoint) -> None:
 def _moves_rows(
     path: Path, entry: ModelEntry, rows: NDArray[np.int64], recent_rows: NDArray[np.int64]
 ) -> bool:
-    """Return whether the graph moves rows of every cache, and others of the recent ones."""
+    """Return whether the graph moves ``rows`` of full caches and ``recent_rows`` of recent ones."""
     rng, ort = np.random.default_rng(1), import_ort()
     first_row = np.array([_FIRST_ROW])
     inputs: dict[str, Any] = {SRC_ROWS: rows, WRITE_INDICES: first_row}
@@ -312,14 +315,14 @@ def _moves_rows(
         for cache, part in parts_of(entry.caches):
             is_recent = cache in recent(entry.caches)
             shape = cache.shape(part, _CAPACITY + _SPARE_RECENT_ROWS * is_recent)
-            found = rng.standard_normal(shape, np.float32).astype(NUMPY_DTYPES[cache.dtype])
-            wanted, moved = found.copy(), recent_rows if is_recent else rows
-            wanted[:, :, _FIRST_ROW : _FIRST_ROW + len(moved)] = found[:, :, moved]
-            value = ort.OrtValue.ortvalue_from_numpy(found)  # shares its memory
+            rows_in_place = rng.standard_normal(shape, np.float32).astype(NUMPY_DTYPES[cache.dtype])
+            expected, moved = rows_in_place.copy(), recent_rows if is_recent else rows
+            expected[:, :, _FIRST_ROW : _FIRST_ROW + len(moved)] = rows_in_place[:, :, moved]
+            value = ort.OrtValue.ortvalue_from_numpy(rows_in_place)  # shares its memory
             past = past_name(cache.layer, part)
             for name in names & {past, source_name(past)}:
                 binding.bind_ortvalue_input(name, value)
             binding.bind_ortvalue_output(present_name(cache.layer, part), value)
-            pairs.append((found, wanted))
+            pairs.append((rows_in_place, expected))
         session.run_with_iobinding(binding)
-    return all(np.array_equal(found, wanted) for found, wanted in pairs)
+    return all(np.array_equal(rows_in_place, expected) for rows_in_place, expected in pairs)

@@ -1,10 +1,10 @@
 """Bundle that the parity gate refused: kept under another name until a person accepts its errors.
 
-It has every file of a bundle, but its manifest under another name, so that no host opens it:
+It has every file of a bundle. Its manifest has another name, so that no host opens the bundle:
 
     OUTPUT.refused/dsbd.refused.json
 
-Accepting it moves the files to their place and writes the limit that was given into the manifest.
+When a person accepts it, its files move to OUTPUT and the manifest records the accepted limit.
 """
 
 import math
@@ -38,7 +38,7 @@ def is_refused(folder: Path) -> bool:
 
 
 def keep_refused(folder: Path, output: Path, manifest: Manifest, reason: str) -> ExportError:
-    """Move a complete bundle that is refused to OUTPUT.refused; return the error that says so."""
+    """Move a complete but refused bundle to OUTPUT.refused; return the error to raise."""
     final = Path(os.path.realpath(output))
     kept = final.with_name(f"{final.name}.refused")
     if is_refused(kept):
@@ -61,7 +61,7 @@ def keep_refused(folder: Path, output: Path, manifest: Manifest, reason: str) ->
 
 
 def accept_refused(kept: Path, limit: float, output: Path) -> Manifest:
-    """Make a refused bundle, whose errors are at most ``limit``, the bundle at ``output``.
+    """Move a refused bundle to ``output`` if its errors are at most ``limit``.
 
     Raises ExportError if there is no refused bundle or its errors are larger, BundleError if it is
     damaged or ``output`` cannot be replaced.
@@ -100,7 +100,7 @@ def accept_refused(kept: Path, limit: float, output: Path) -> Manifest:
 
 
 def _accepted(entry: ModelEntry, limit: float) -> ModelEntry:
-    """Return an entry that says the limit that was given, where its own refused it."""
+    """Return an entry with the accepted limit if it was refused, else the entry unchanged."""
     if not _is_refused(entry.parity):
         return entry
     return replace(entry, parity=replace(entry.parity, accepted=limit))
@@ -117,6 +117,6 @@ def _needed_limit(report: ParityReport) -> float:
 
 
 def _rounded_up(value: float) -> float:
-    """Return three digits that are not below a value above 0."""
+    """Return a value above 0, rounded up to three digits."""
     unit = 10.0 ** (math.floor(math.log10(value)) - 2)
     return math.ceil(value / unit) * unit

@@ -1,6 +1,6 @@
-"""Defaults of requests in generation_config.json, which the runtime must be able to use.
+"""Check that the runtime can use the defaults of requests in generation_config.json.
 
-The caller brings the check, as the export knows no options of requests.
+The caller passes the check, because the export does not depend on the options of requests.
 """
 
 from collections.abc import Callable
@@ -14,11 +14,11 @@ from dsbd_runtime.bundle_files.bundle import GENERATION_CONFIG_FILE, Bundle, Mod
 from dsbd_runtime.bundle_files.manifest import FileEntry
 
 CheckDefaults = Callable[[Bundle], None]
-"""Raises DsbdError if an opening of a bundle, or every request to it, refuses its defaults."""
+"""Raises DsbdError if opening a bundle, or every request to it, fails with its defaults."""
 
 
 def check_request_defaults(checkpoint: Checkpoint, folder: Path, check: CheckDefaults) -> None:
-    """Raise ExportError if the file in ``folder`` does not pass."""
+    """Raise ExportError if generation_config.json in ``folder`` does not pass ``check``."""
     file = folder / GENERATION_CONFIG_FILE
     if not file.is_file():
         return

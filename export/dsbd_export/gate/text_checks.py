@@ -1,7 +1,7 @@
 """Checks of text for hosts without Python: requests, and the runtime's answers to them.
 
-They are written into every bundle. The native library makes them when it opens the bundle
-(native/text/text_checks.cpp) and refuses text if an answer differs, instead of giving other ids.
+They are written into every bundle. The native library runs them when it opens the bundle
+(native/text/text_checks.cpp). If an answer differs, it refuses text instead of giving other ids.
 """
 
 import json
@@ -20,13 +20,13 @@ from dsbd_runtime.text.chat_template import ChatTemplate
 from dsbd_runtime.text.stream_decoder import StreamDecoder, TextWindow
 from dsbd_runtime.text.tokenizer import Tokenizer
 
-_NUM_TOKENS = 128  # spread over the vocabulary, written and read; so many special tokens too
-_MOST_CODES = 128  # of the languages of a source
+_NUM_TOKENS = 128  # tokens spread over the vocabulary, decoded and encoded; as many special tokens
+_MOST_CODES = 128  # codes of languages of a source
 _NOW = 1736413503  # the time of strftime_now: 2025-01-09 09:05:03 UTC
 _ENCODES, _DECODES, _RENDERS = QUESTIONS = ("encodes", "decodes", "renders")
 
 Case = tuple[str, dict[str, Any], Any]
-"""One of ``QUESTIONS``, a request, and the runtime's answer; None: the runtime refuses it."""
+"""One of ``QUESTIONS``, a request, and the runtime's answer (None: the request is refused)."""
 
 
 def write_text_checks(folder: Path, bos_token_id: int | None) -> None:
@@ -54,7 +54,7 @@ def _text_cases(tokenizer: Tokenizer) -> Iterator[Case]:
 
 
 def _source_cases(folder: Path) -> Iterator[Case]:
-    """Yield texts of sources, if these have a tokenizer of their own, with and without codes."""
+    """Yield texts with and without language codes, if sources have a separate tokenizer."""
     file = folder / SOURCE_TOKENIZER_FILE
     if not file.exists():
         return
@@ -69,7 +69,7 @@ def _source_cases(folder: Path) -> Iterator[Case]:
 def _chat_cases(folder: Path) -> Iterator[Case]:
     try:
         template = ChatTemplate.from_folder(folder)
-    except BundleError:  # without one
+    except BundleError:  # the bundle has no template
         return
     now = datetime.fromtimestamp(_NOW, UTC)
     for messages, tools in CHATS:

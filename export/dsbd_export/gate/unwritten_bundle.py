@@ -1,7 +1,7 @@
 """Bundles of the parity gate: a folder without a manifest, and the fp32 twin of a bf16 engine.
 
-The CPU provider has no MatMul, Add, ... in bf16. In the twin weights are widened, and all
-arithmetic is fp32: parity judges the graph and the rounded weights.
+The CPU provider has no MatMul, Add, ... in bf16. In the twin all weights are widened and all
+arithmetic is fp32. So parity judges the graph and the rounded weights, not arithmetic in bf16.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ NOT_MEASURED = ParityReport(
 def unwritten_bundle(
     path: Path, role: str, entry: ModelEntry, target: ModelEntry | None = None
 ) -> Bundle:
-    """Return a bundle in memory; ``target``: for a draft, the entry of the encoder it may share."""
+    """Return a bundle in memory; ``target``: entry of a draft's target, to share its encoder."""
     is_draft = role == "draft"
     manifest = Manifest(
         schema_version=SCHEMA_VERSION,
@@ -47,7 +47,7 @@ _LOW, _HIGH = TensorProto.BFLOAT16, TensorProto.FLOAT
 
 @contextlib.contextmanager
 def runnable_on_cpu(bundle: Bundle, role: str) -> Iterator[Bundle]:
-    """Yield a bundle whose engine of ``role`` the CPU runs, in bf16 that of the twin."""
+    """Yield a bundle whose engine of ``role`` the CPU can run; for bf16 that is the twin's."""
     entry = bundle.entry(role)
     if entry.dtype != "bf16":
         yield bundle
@@ -65,7 +65,7 @@ def runnable_on_cpu(bundle: Bundle, role: str) -> Iterator[Bundle]:
 
 
 def fp32_twin(model_file: Path) -> bytes:
-    """Return the twin; the weights in ``model_file``'s external data are widened where used."""
+    """Return the twin; weights in ``model_file``'s external data are widened when they are used."""
     model = onnx.load(model_file, load_external_data=False)
     graph = model.graph
     for value in (*graph.input, *graph.output):
@@ -83,7 +83,7 @@ def fp32_twin(model_file: Path) -> bytes:
 
 
 def _with_widened_weights(node: onnx.NodeProto, stored: set[str]) -> list[onnx.NodeProto]:
-    """Return a node between the Casts that it needs, one for each stored weight that it reads."""
+    """Return a node with the Casts that it needs, one for each stored weight that it reads."""
     if node.op_type == "Gather" and node.input[0] in stored:  # few rows of an embedding
         rows, (result,) = f"{node.output[0]}.stored", node.output
         node.output[0] = rows
@@ -97,7 +97,7 @@ def _with_widened_weights(node: onnx.NodeProto, stored: set[str]) -> list[onnx.N
 
 
 def _widen_attribute(attribute: onnx.AttributeProto) -> None:
-    """Change the type that a Cast goes to, and the value of a constant."""
+    """Change the target type of a Cast, or the type of a constant's value, to fp32."""
     if attribute.name == "to" and attribute.i == _LOW:
         attribute.i = _HIGH
     if attribute.type == onnx.AttributeProto.TENSOR and attribute.t.data_type == _LOW:

@@ -27,7 +27,7 @@ from dsbd_runtime.typed_json import typed
 
 @dataclass(frozen=True, kw_only=True)
 class GivenCheckpoint(Checkpoint):
-    """Description of a checkpoint whose encoder is exported too; ``composite`` is its config."""
+    """A checkpoint whose encoder is exported too; ``composite`` is the whole config."""
 
     given: GivenEntry
 
@@ -49,12 +49,12 @@ class GivenCheckpoint(Checkpoint):
 
 
 def is_given_prompt(files: CheckpointFiles) -> bool:
-    """Return whether files are those of a known kind."""
+    """Return whether files belong to one of ``GIVEN_KINDS``, and not only its text is exported."""
     return files.config.model_type in GIVEN_KINDS and not files.options.text_only
 
 
 def carries_adapter(folder: Path) -> bool:
-    """Return whether a checkpoint's adapter belongs to it."""
+    """Return whether an adapter in a checkpoint's folder is part of the checkpoint."""
     kind = GIVEN_KINDS.get(
         str((json_object_or_none(folder / "config.json") or {}).get("model_type"))
     )
@@ -65,9 +65,9 @@ def read_given_prompt(files: CheckpointFiles) -> GivenCheckpoint:
     """Return the description of a model; raise ExportError if it is not supported."""
     checkpoint = read_decoder(files)
     _check_options(checkpoint, files.options)
-    found = _entry(GIVEN_KINDS[checkpoint.family].entry(files), files.config)
+    entry = _entry(GIVEN_KINDS[checkpoint.family].entry(files), files.config)
     try:
-        given = typed(GivenEntry, dataclasses.asdict(found), "the config")
+        given = typed(GivenEntry, dataclasses.asdict(entry), "the config")
         given.check(checkpoint.vocab_size, len(checkpoint.layer_masks), "the config")
     except BundleError as error:
         reason = str(error).removesuffix("; export the bundle again")
@@ -92,16 +92,16 @@ def _entry(medium: MediumEntry, config: PreTrainedConfig) -> GivenEntry:
 def _check_options(checkpoint: Checkpoint, options: ModelOptions) -> None:
     needed = {"dtype": "fp32", "engine": "onnx", "form": "portable"}
     for name, value in needed.items():
-        if (found := getattr(options, name)) != value:
+        if (option := getattr(options, name)) != value:
             raise ExportError(
-                f"{name}={found!r} is not supported for the {checkpoint.role} (family "
+                f"{name}={option!r} is not supported for the {checkpoint.role} (family "
                 f"{checkpoint.family}), whose prompts have rows of an encoder: its engines run on "
                 f"the CPU; use {name}={value!r}, or text_only=True for its text part alone"
             )
 
 
 def _check_template(files: CheckpointFiles) -> None:
-    """Raise ExportError for a checkpoint whose conversations cannot be written as prompts."""
+    """Raise ExportError if the checkpoint has no chat template to render conversations."""
     try:
         ChatTemplate.from_folder(files.folder)
     except BundleError as error:
@@ -114,7 +114,7 @@ def _check_template(files: CheckpointFiles) -> None:
 def check_given_pair(
     target: Checkpoint | ModelEntry, draft: Checkpoint | None, config: DraftedOptions
 ) -> None:
-    """Raise ExportError for a draft that reads other given rows, or features of such a target."""
+    """Raise ExportError for a draft that reads other given rows, or for the option ``features``."""
     read: GivenEntry | None = getattr(target, "given", None)
     if isinstance(draft, GivenCheckpoint) and (
         read is None

@@ -1,7 +1,8 @@
 """Granite Speech: a conformer over the whole sound, a Q-Former over windows of it, a CTC head.
 
-The head spells what the encoder hears; its text is a draft for the language model's. The adapter
-(LoRA) of older checkpoints is for prompts with sound, and merged: a bundle is for sound.
+The CTC head transcribes the sound by characters; its text is a draft for the language model's text.
+Older checkpoints have an adapter (LoRA) for prompts with sound. It is merged, because a bundle is
+for sound.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from dsbd_runtime.media.given_sound import StackedSound
 from dsbd_runtime.parts.source.encoder_entry import INPUT_FEATURES
 
 _NOT_USED: tuple[object, ...] = (None, False, "none", {})
-_PLAIN = {  # settings of an adapter that is nothing but products of two matrices, of one rank
+_PLAIN = {  # settings of an adapter that only adds products of two matrices, all of one rank
     "peft_type": ("LORA",),
     "use_dora": _NOT_USED,
     "bias": _NOT_USED,
@@ -34,12 +35,12 @@ _PLAIN = {  # settings of an adapter that is nothing but products of two matrice
     "alpha_pattern": _NOT_USED,
     "modules_to_save": _NOT_USED,
 }
-_LEAST_CHARACTERS = 256  # of a head that spells Latin-1; what smaller ones spell is not published
-_HIDDEN = -3e4  # added to the attention to padding
+_LEAST_CHARACTERS = 256  # of a head for Latin-1; the characters of smaller heads are not published
+_HIDDEN = -3e4  # added to the scores of padding
 
 
 def sound_of(files: CheckpointFiles) -> StackedSound:
-    """Return the entry of a checkpoint; raise ExportError if it contradicts itself."""
+    """Return the entry of a checkpoint; raise ExportError if its files contradict each other."""
     config = files.config
     if config.has_lora_adapter and not (files.folder / CONFIG_FILE).is_file():
         raise refused(
@@ -65,13 +66,13 @@ def sound_of(files: CheckpointFiles) -> StackedSound:
 
 
 def merge_own_adapter(model: Any, checkpoint: Checkpoint) -> None:
-    """Merge the adapter (LoRA) next to a checkpoint's weights into its language model, if any."""
+    """Merge the adapter (LoRA) next to a checkpoint's weights, if any, into its language model."""
     folder = checkpoint.folder
     if not (folder / CONFIG_FILE).is_file():
         return
     read_adapter(str(folder), folder)  # checks it
     settings = json_object_or_none(folder / CONFIG_FILE) or {}
-    if others := [name for name, known in _PLAIN.items() if settings.get(name) not in known]:
+    if others := [name for name, plain in _PLAIN.items() if settings.get(name) not in plain]:
         raise ExportError(
             f"the adapter at {folder} has {others[0]}, expected a plain LoRA; {BY_HAND}"
         )
@@ -81,7 +82,7 @@ def merge_own_adapter(model: Any, checkpoint: Checkpoint) -> None:
     layers = model.get_decoder().layers
     while weights:
         name = next(iter(weights))
-        # Before the path in a layer are names of modules, which changed with transformers.
+        # The names of modules before the path in a layer depend on transformers' version.
         path = name.partition("language_model.")[2].partition("layers.")[2]
         path = path.removesuffix(".lora_A.weight").removesuffix(".lora_B.weight")
         pair = [name.rpartition(".lora_")[0] + f".lora_{letter}.weight" for letter in "AB"]
@@ -97,7 +98,7 @@ def merge_own_adapter(model: Any, checkpoint: Checkpoint) -> None:
 
 
 class ConformerEncoder(nn.Module):
-    """A whole sound to the embeddings of its rows, and to CTC logits if they spell."""
+    """Maps a whole sound to the embeddings of its rows, and to CTC logits if the head has text."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
@@ -105,11 +106,11 @@ class ConformerEncoder(nn.Module):
         attend_to_all(self.projector.qformer.config)
         config = self.encoder.config
         self.spells = config.output_dim >= _LEAST_CHARACTERS
-        # Granite Speech Plus: layers whose outputs the projector reads too; 0 is the first's input
+        # Granite Speech Plus: the projector also reads these layers' outputs; 0: the first's input
         self.read_layers = getattr(config, "cat_hidden_layers", None) or ()
 
     def forward(self, tensors: list[Tensor]) -> list[Tensor]:
-        """Return [(E, W)], and (T, C), of the inputs of ``StackedSound``."""
+        """Return embeddings (E, W), and logits (T, C) if any; inputs: see ``StackedSound``."""
         features, is_frame, window_pairs = tensors
         encoder, is_frame = self.encoder, is_frame.flatten()
         states = encoder.input_linear(features.flatten(0, 1)[None])  # (1, T, D)
@@ -126,18 +127,18 @@ class ConformerEncoder(nn.Module):
         joined = torch.cat([*read, states], dim=-1)[0]
         windows = torch.cat([joined, joined.new_zeros(1, joined.shape[1])])[window_pairs]
         projector = self.projector
-        found = projector.qformer(
+        queried = projector.qformer(
             query_embeds=projector.query.expand(windows.shape[0], -1, -1),
             encoder_hidden_states=windows,
             encoder_attention_mask=None,
             return_dict=True,
         )
-        rows = projector.linear(found.last_hidden_state.flatten(0, 1))
+        rows = projector.linear(queried.last_hidden_state.flatten(0, 1))
         return [rows, encoder.out(states)[0]] if self.spells else [rows]
 
 
 def _attended(attention: Any, states: Tensor, is_frame: Tensor, distances: Tensor) -> Tensor:
-    """Attend in blocks, with a bias by distance; no key is padding."""
+    """Attend in blocks, with relative position biases; padding is never a key."""
     states = attention.pre_norm(states)[0]
     shape = (-1, attention.context_size, attention.num_heads, attention.dim_head)
     key, value = attention.to_kv(states).chunk(2, dim=-1)
@@ -147,22 +148,22 @@ def _attended(attention: Any, states: Tensor, is_frame: Tensor, distances: Tenso
     bias = torch.einsum("bhcd,crd->bhcr", query, attention.rel_pos_emb(distances)) * attention.scale
     is_key = is_frame.reshape(-1, 1, 1, attention.context_size)
     bias = torch.where(is_key, bias, _HIDDEN)
-    found = attended(query, key, value, bias, float(attention.scale))
-    joined: Tensor = attention.to_out(found.transpose(1, 2).flatten(0, 1).flatten(1)[None])
+    by_block = attended(query, key, value, bias, float(attention.scale))
+    joined: Tensor = attention.to_out(by_block.transpose(1, 2).flatten(0, 1).flatten(1)[None])
     return joined
 
 
 def _convolved(convolution: Any, states: Tensor, is_frame: Tensor) -> Tensor:
-    """Convolve over time; padding is zeros, as there is none in transformers."""
+    """Convolve over time; padding is zeros, because transformers has no padding here."""
     states = convolution.norm(states).permute(0, 2, 1)
     states = torch.where(is_frame, convolution.glu(convolution.up_conv(states)), 0.0)
     states = convolution.batch_norm(convolution.depth_conv(states))
-    found: Tensor = convolution.down_conv(convolution.silu(states)).permute(0, 2, 1)
-    return found
+    result: Tensor = convolution.down_conv(convolution.silu(states)).permute(0, 2, 1)
+    return result
 
 
 def gate_media(sound: StackedSound) -> list[Medium]:
-    """Return a part of a window, tones over a block's end, silence, noise for several calls."""
+    """Return part of a window, tones across the end of a block, silence, and a long noise."""
     block, window = 2 * sound.block_pairs, 2 * sound.window_pairs
     num_long = -(-CALL_ROWS // sound.window_rows) * window + window // 2
     media = []

@@ -1,6 +1,6 @@
 """Pictures as grids of patches, with three axes of positions: PaddleOCR-VL, Qwen3-VL.
 
-The encoder's graph has one picture, whose squares of patches become one row each (docs/bundle.md).
+The encoder's graph reads one picture. Each square of patches becomes one row (docs/bundle.md).
 Everything that depends on the size of the grid is an input.
 """
 
@@ -44,24 +44,24 @@ def qwen3_vl_picture(files: CheckpointFiles) -> GridPicture:
 def _picture(
     files: CheckpointFiles, sizing: str, pixels: tuple[int, int], **positions: Any
 ) -> GridPicture:
-    """Return the entry; ``pixels``: least and most, where the files of pictures have none."""
+    """Return the entry; ``pixels``: default minimum and maximum, if the files have none."""
     settings, vision = picture_settings(files), files.config.vision_config
     check_alike(files, "patch_size", settings.get("patch_size", 14), vision.patch_size)
     check_alike(files, "merge_size", settings.get("merge_size", 2), vision.spatial_merge_size)
-    size, (least, most) = settings.get("size") or {}, pixels
+    size, (min_pixels, max_pixels) = settings.get("size") or {}, pixels
     return GridPicture(
         **values_of_pixels(settings),
         patch_size=vision.patch_size,
         merge_size=vision.spatial_merge_size,
         sizing=sizing,
-        least_pixels=settings.get("min_pixels") or size.get("shortest_edge", least),
-        most_pixels=settings.get("max_pixels") or size.get("longest_edge", most),
+        least_pixels=settings.get("min_pixels") or size.get("shortest_edge", min_pixels),
+        most_pixels=settings.get("max_pixels") or size.get("longest_edge", max_pixels),
         **positions,
     )
 
 
 class PaddleOCRVLEncoder(nn.Module):
-    """One picture to the embeddings of its rows."""
+    """Maps one picture to the embeddings of its rows."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class PaddleOCRVLEncoder(nn.Module):
         attend_to_all(self.vision.config)
 
     def forward(self, tensors: list[Tensor]) -> list[Tensor]:
-        """Return [(E, W)] of the inputs of ``GridPicture``."""
+        """Return embeddings [(E, W)] for the inputs of ``GridPicture``."""
         patches, coords, taps, tap_weights = tensors
         embeddings, projector = self.vision.embeddings, self.projector
         of_patch = embeddings.patch_embedding
@@ -84,7 +84,7 @@ class PaddleOCRVLEncoder(nn.Module):
 
 
 class QwenVLEncoder(nn.Module):
-    """One picture to the embeddings and levels of its rows, by the model's own forward."""
+    """Maps one picture to the embeddings and levels of its rows, by the model's own forward."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
@@ -92,11 +92,11 @@ class QwenVLEncoder(nn.Module):
         attend_to_all(self.vision.config)
 
     def forward(self, tensors: list[Tensor]) -> list[Tensor]:
-        """Return [(E, (1 + K) W)] of the inputs of ``GridPicture``."""
+        """Return embeddings and levels [(E, (1 + K) W)] for the inputs of ``GridPicture``."""
         patches, coords, taps, tap_weights = tensors
         config = self.vision.config
         of_colors = patches.view(-1, config.in_channels, 1, config.patch_size**2)
-        found = self.vision(
+        output = self.vision(
             of_colors.expand(-1, -1, config.temporal_patch_size, -1).flatten(1),
             grid_thw=None,
             position_ids=coords,
@@ -105,16 +105,24 @@ class QwenVLEncoder(nn.Module):
             cu_seqlens=coords,  # nothing reads lengths
             max_seqlen=1,
         )
-        return [torch.cat([found.pooler_output, *found.deepstack_features], dim=1)]
+        return [torch.cat([output.pooler_output, *output.deepstack_features], dim=1)]
 
 
-_GRIDS = ((3, 4), (2, 5), (1, 1), (16, 17))  # rows of pictures: the last has more than CALL_ROWS
+_GRIDS = (
+    (3, 4),
+    (2, 5),
+    (1, 1),
+    (16, 17),
+)  # grids of rows of the pictures; the last has more than CALL_ROWS rows
 
 
 def gate_media(picture: GridPicture, values_of: ValuesOf) -> list[Medium]:
-    """Return a page, white, noise, two pictures in a prompt, and a noise for several calls.
+    """Return a page, white, noise, two pictures in one prompt, and a large noise.
 
-    values_of: returns what the model's own forward reads of patches and their coordinates.
+    The large noise needs several calls of an engine.
+
+    values_of: returns the pixel values that the model's own forward reads, from patches and their
+        coordinates.
     """
     unit, merge, media = picture.unit, picture.merge_size, []
     drawn = drawn_pictures(*((rows * unit, columns * unit) for rows, columns in _GRIDS))
@@ -130,13 +138,13 @@ def gate_media(picture: GridPicture, values_of: ValuesOf) -> list[Medium]:
 
 
 def by_rows(patches: NDArray[np.float32], coords: Ints) -> NDArray[np.float32]:
-    """Return the patches of a picture row by row, as PaddleOCR-VL reads them, (N, 3, P, P)."""
+    """Return a picture's patches row by row, (N, 3, P, P), as PaddleOCR-VL reads them."""
     size = math.isqrt(patches.shape[1] // 3)
     in_order = patches[np.lexsort((coords[:, 1], coords[:, 0]))]
     return in_order.reshape(-1, 3, size, size)
 
 
 def in_two_frames(patches: NDArray[np.float32], coords: Ints) -> NDArray[np.float32]:
-    """Return the patches of a picture as those of two equal frames, as Qwen3-VL reads them."""
+    """Return a picture's patches as two equal frames, as Qwen3-VL reads them."""
     frames = patches.reshape(len(coords), 3, 1, -1).repeat(2, axis=2)
     return frames.reshape(len(coords), -1)

@@ -27,20 +27,20 @@ from dsbd_runtime.parts.given.given_medium import MediumEntry
 class GivenKind:
     """One kind of model."""
 
-    # reads the medium's entry from the files of a checkpoint; ExportError: unsupported ones
+    # reads the medium's entry from a checkpoint's files; ExportError if they are not supported
     entry: Callable[[CheckpointFiles], MediumEntry]
-    # returns the module that is captured as the encoder: a list of its inputs to [(E, (1 + K) W)].
-    # It may change the model, whose own results are not needed any more.
+    # returns the module that is captured as the encoder; it maps a list of inputs to
+    # [(E, (1 + K) W)]. The function may change the model, whose results are not needed any more.
     encoder: Callable[[Any], nn.Module]
-    # returns what the parity gate compares, of that entry: several lengths, the last the longest
+    # returns media for the parity gate, given the entry: of several lengths, the last the longest
     media: Callable[[Any], list[Medium]]
     # returns the given rows of a medium by the model's own code, (E, (1 + K) W)
     own_rows: Callable[[Any, Mapping[str, Tensor]], Tensor] = encoders.own_rows
-    # the token that a generated placeholder is read as; None: itself
+    # token that replaces a generated placeholder when it is read; None: the placeholder itself
     read_as: int | None = None
-    # changes a model that was loaded, before anything else
+    # changes a loaded model, before anything else
     prepare: Callable[[Any, Checkpoint], None] = lambda *_: None
-    # whether checkpoints may have an adapter next to their weights, which ``prepare`` merges
+    # whether a checkpoint may have an adapter next to its weights; ``prepare`` merges it
     has_own_adapter: bool = False
 
 

@@ -1,4 +1,4 @@
-"""Media of the parity gate: what a model's own forward reads, and the pieces of an engine."""
+"""Media of the parity gate: inputs of the model's own forward, and pieces for an engine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dsbd_runtime.media.given_grid import mrope_positions
 from dsbd_runtime.parts.given.given_prompt import GivenPiece, GivenPrompt
 
 CALL_ROWS = 256
-"""Most rows of a call of an engine: the longest medium has more."""
+"""Maximum rows of a call of an engine; the longest medium has more."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,9 +25,9 @@ class Medium:
 
     name: str
     pieces: Sequence[GivenPiece]
-    # arguments of the model's own forward of one prompt, in addition to tokens
+    # arguments of the model's own forward for one prompt, in addition to tokens
     arguments: Mapping[str, Tensor]
-    # (time, height, width) of each piece's rows, with several axes of positions
+    # (time, height, width) of each piece's rows, if positions have several axes
     grids: Sequence[tuple[int, int, int]] = ()
     num_between: int = 0  # tokens of text between two pieces
 
@@ -37,16 +37,16 @@ class Medium:
 
     @property
     def places(self) -> Ints:
-        """Places of the rows in a prompt that begins with them, (E,)."""
+        """Places of the rows, (E,), in a prompt that begins with the medium."""
         sizes = [piece.num_rows for piece in self.pieces]
         later = np.repeat(np.arange(len(sizes)), sizes) * self.num_between
         return np.asarray(np.arange(sum(sizes)) + later)
 
 
 def side_by_side(media: Sequence[Medium], axis: int) -> Medium:
-    """Return pictures in one prompt, with a token between them.
+    """Return several pictures as one medium for one prompt, with a token between two pictures.
 
-    axis: of their arguments, along which the model's own forward has several pictures.
+    axis: axis of the arguments along which the model's own forward has several pictures.
     """
     arguments = [medium.arguments for medium in media]
     return Medium(
@@ -62,7 +62,7 @@ def side_by_side(media: Sequence[Medium], axis: int) -> Medium:
 
 @dataclass(frozen=True, kw_only=True)
 class GivenCase(ForestCase):
-    """A comparison whose prompt has the rows of a medium."""
+    """A parity case whose prompt contains the rows of a medium."""
 
     given: GivenPrompt
     medium: Medium
@@ -77,7 +77,7 @@ class GivenCase(ForestCase):
             name: values.repeat(len(paths), *[1] * (values.ndim - 1))
             for name, values in self.medium.arguments.items()
         }
-        if self.medium.grids:  # by which the model computes positions
+        if self.medium.grids:  # the model computes positions from them
             is_picture = torch.zeros_like(paths, dtype=torch.int32)
             is_picture[:, torch.from_numpy(self.places)] = 1
             arguments["mm_token_type_ids"] = is_picture
@@ -88,8 +88,8 @@ _NUM_BEFORE = 5  # tokens of the prompt before the given rows
 
 
 def with_medium(case: ForestCase, medium: Medium, placeholder_token_id: int) -> GivenCase:
-    """Return a case with a medium in its prompt: in its prefix or, of a prefill, in its nodes."""
-    other = 0 if placeholder_token_id else 1  # no other token may be taken for a given row
+    """Return a case with a medium in its prompt: in its prefix, or in the nodes of a prefill."""
+    other = 0 if placeholder_token_id else 1  # no other token may look like a given row
     prefix, nodes = (
         np.where(ids == placeholder_token_id, other, ids)
         for ids in (case.prefix_ids, case.node_ids)

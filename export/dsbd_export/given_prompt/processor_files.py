@@ -18,7 +18,7 @@ _SOUND_DEFAULTS = {"sampling_rate": 16_000, "n_fft": 400, "hop_length": 160}
 _STEPS = {
     **dict.fromkeys(("do_resize", "do_rescale", "do_normalize"), True),
     **dict.fromkeys(("do_image_splitting", "crop_to_patches"), True),
-    "fine_route": False,  # of its encoder the graph has the other one
+    "fine_route": False,  # the encoder's graph has only the other route
 }
 
 
@@ -30,48 +30,48 @@ def refused(files: CheckpointFiles, reason: str) -> ExportError:
 def sound_settings(files: CheckpointFiles, mels: str, num_mels: int, **more: int) -> dict[str, Any]:
     """Return the settings of the feature extractor, with transformers' defaults.
 
-    mels, num_mels: name of the number of mels in the settings, and the number the encoder reads.
-    more: defaults of further settings, or other ones.
+    mels, num_mels: name of the number of mels in the settings, and the number that the encoder
+        reads. more: further defaults, which take precedence.
 
-    ExportError: its features are others than the encoder reads, or made with noise.
+    Raises ExportError if the encoder reads other features, or if features are made with noise.
     """
     contents = (json_object_or_none(files.folder / name) for name in (_SETTINGS, _PROCESSOR))
     content = next((each for each in contents if each is not None), {})
-    found: dict[str, Any] = next((content[p] for p in _SOUND_PARTS if p in content), content)
-    found = {**_SOUND_DEFAULTS, mels: num_mels, **more, **found}
-    if found[mels] != num_mels:
+    settings: dict[str, Any] = next((content[p] for p in _SOUND_PARTS if p in content), content)
+    settings = {**_SOUND_DEFAULTS, mels: num_mels, **more, **settings}
+    if settings[mels] != num_mels:
         raise refused(
             files,
-            f"its features are {found[mels]} mels, its encoder reads {num_mels}; copy {_SETTINGS} "
-            "of its base model",
+            f"its features are {settings[mels]} mels, its encoder reads {num_mels}; copy "
+            f"{_SETTINGS} of its base model",
         )
-    if found.get("dither"):
+    if settings.get("dither"):
         raise refused(
             files,
-            f"its features are made with noise (dither {found['dither']!r}), which is not "
+            f"its features are made with noise (dither {settings['dither']!r}), which is not "
             "supported; set dither to 0.0",
         )
-    return found
+    return settings
 
 
 def picture_settings(files: CheckpointFiles) -> dict[str, Any]:
     """Return the settings of the checkpoint's pictures.
 
-    Raises ExportError without a file of them, or for steps that a front end has not.
+    Raises ExportError if no file has them, or for steps that front ends do not support.
     """
-    found: dict[str, Any] | None
-    found = (json_object_or_none(files.folder / _PROCESSOR) or {}).get("image_processor")
-    found = found or json_object_or_none(files.folder / _SETTINGS)
-    if found is None:
+    settings: dict[str, Any] | None
+    settings = (json_object_or_none(files.folder / _PROCESSOR) or {}).get("image_processor")
+    settings = settings or json_object_or_none(files.folder / _SETTINGS)
+    if settings is None:
         raise refused(
             files,
             f"its pictures have no settings: {_SETTINGS} is missing, and {_PROCESSOR} has no "
             f"image_processor; copy {_SETTINGS} of its base model",
         )
     for step, expected in _STEPS.items():
-        if found.get(step, expected) != expected:
+        if settings.get(step, expected) != expected:
             raise refused(files, f"its pictures have {step} {not expected}, expected {expected}")
-    return found
+    return settings
 
 
 def values_of_pixels(
@@ -81,7 +81,7 @@ def values_of_pixels(
 ) -> dict[str, Any]:
     """Return the fields of ``PixelValues``.
 
-    resample, colors: transformers' defaults, the latter a mean and a deviation of each color.
+    resample, colors: transformers' defaults; colors: mean and deviation of each color.
     """
     mean, deviation = colors
     return {
@@ -92,11 +92,11 @@ def values_of_pixels(
     }
 
 
-def check_alike(files: CheckpointFiles, name: str, found: object, expected: object) -> None:
+def check_alike(files: CheckpointFiles, name: str, value: object, expected: object) -> None:
     """Raise ExportError for a setting of pictures that contradicts the encoder's config."""
-    if found != expected:
+    if value != expected:
         raise refused(
             files,
-            f"{name} of its pictures is {found!r}, its encoder reads {expected!r} (config.json); "
+            f"{name} of its pictures is {value!r}, its encoder reads {expected!r} (config.json); "
             f"copy {_SETTINGS} of its base model",
         )

@@ -1,7 +1,7 @@
-"""Qwen3-ASR: log-mel frames in chunks of one second, windows of eight that attend alone.
+"""Qwen3-ASR: log-mel frames in chunks of one second; eight chunks are a window.
 
-The encoder's graph has one window (docs/bundle.md): windows are independent, so a sound of any
-length is computed window by window, exactly.
+Attention stays within a window. The encoder's graph therefore has one window (docs/bundle.md), and
+a sound of any length is computed exactly, window by window.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dsbd_runtime.parts.source.encoder_entry import INPUT_FEATURES
 
 
 def sound_of(files: CheckpointFiles) -> ChunkedSound:
-    """Return the entry of a checkpoint; raise ExportError if it contradicts itself."""
+    """Return the entry of a checkpoint; raise ExportError if its files contradict each other."""
     config, audio = files.config, files.config.audio_config
     if hasattr(config, "thinker_config"):
         raise refused(
@@ -50,7 +50,7 @@ def sound_of(files: CheckpointFiles) -> ChunkedSound:
 
 
 class WindowEncoder(nn.Module):
-    """One window of sound to the embeddings of its rows."""
+    """Maps one window of sound to the embeddings of its rows."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class WindowEncoder(nn.Module):
         attend_to_all(self.tower.config)
 
     def forward(self, tensors: list[Tensor]) -> list[Tensor]:
-        """Return [(E, W)] of chunks (T, mels, F) and the rows (E,) of them that are kept."""
+        """Return embeddings [(E, W)] for chunks (T, mels, F) and the numbers (E,) of kept rows."""
         chunks, kept_rows = tensors
         tower = self.tower
         states = chunks[:, None]
@@ -68,7 +68,7 @@ class WindowEncoder(nn.Module):
         states = states + tower.positional_embedding.positional_embedding[: states.shape[1]]
         states = states.flatten(0, 1).index_select(0, kept_rows)
         for layer in tower.layers:
-            states = layer(states, None, max_seqlen=1)[0]  # lengths that nothing reads
+            states = layer(states, None, max_seqlen=1)[0]  # nothing reads lengths
         return [self.projector(tower.ln_post(states))]
 
 
@@ -76,7 +76,7 @@ _SHORT_FRAMES = 37
 
 
 def gate_media(sound: ChunkedSound) -> list[Medium]:
-    """Return a short noise, tones over a window's end, silence, and a noise for several calls."""
+    """Return a short noise, tones across the end of a window, silence, and a long noise."""
     window, second = sound.window_frames, sound.chunk_frames
     num_long = CALL_ROWS * second // sound.num_rows(second) + _SHORT_FRAMES
     tones = window + _SHORT_FRAMES

@@ -1,4 +1,4 @@
-"""Model source of a language model with given rows: its decoder's graph, and its encoder's."""
+"""Model source of a language model with given rows: graphs of its decoder and its encoder."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ from dsbd_runtime.parts.given.given_encoder import GIVEN_EMBEDDINGS
 from dsbd_runtime.parts.given.given_rows import GIVEN_ROWS, GivenRows
 from dsbd_runtime.parts.part import BOOL, FLOAT32, INT64, Tensors
 
-_LIMIT = 1e-4  # of the rows' own scale, in fp32: 5e-7 on tiny models
-_ROWS = Axis("E", 2, least=0)
+_LIMIT = 1e-4  # largest error relative to the largest number of the rows; tiny models have 5e-7
+_ROWS = Axis("E", 2, min_size=0)
 _DTYPES = {FLOAT32: torch.float32, INT64: torch.int64, BOOL: torch.bool}
 _SIZES = {"B": 2, "E": 7, "N": 12, "Q": 3, "T": 3}
-"""Lengths in captured examples, by the names of dynamic axes in entries of media."""
+"""Lengths in captured examples, by names of dynamic axes in entries of media."""
 
 
 class ExportedGivenRows(ExportPart):
@@ -61,9 +61,9 @@ class ExportedGivenRows(ExportPart):
     def __init__(self, checkpoint: GivenCheckpoint) -> None:
         self._checkpoint, self._given, self._kind = checkpoint, checkpoint.given, checkpoint.kind
         self._media = self._kind.media(self._given.medium)
-        if self._given.is_shared:  # these rows are the target's, which were compared
+        if self._given.is_shared:  # the target's rows were compared already
             self._media = []
-        self._rows: list[NDArray[np.float32]] = []  # of each medium, by the model's own encoder
+        self._rows: list[NDArray[np.float32]] = []  # rows of each medium by the model's own encoder
 
     def contract(self) -> ExportContract:
         axes = self._given.position_axes
@@ -75,8 +75,10 @@ class ExportedGivenRows(ExportPart):
 
     def refer(self, model: Any, references: list[Reference]) -> list[Reference]:
         with torch.no_grad(), ComputeIn(torch.float32):
-            found = [self._kind.own_rows(model, medium.arguments) for medium in self._media]
-        self._rows = [rows.numpy() for rows in found]
+            rows_by_medium = [
+                self._kind.own_rows(model, medium.arguments) for medium in self._media
+            ]
+        self._rows = [rows.numpy() for rows in rows_by_medium]
         return references
 
     def hook(self, model: Any, graph: Any) -> Hook:
@@ -89,7 +91,7 @@ class ExportedGivenRows(ExportPart):
             token_ids = arguments.pop("input_ids")
             read_as = self._kind.read_as
             of_tokens = embedded(model, token_ids, given.placeholder_token_id, read_as)[0]
-            # The model's own forward continues from here, with its multipliers.
+            # The model's own forward continues from here and applies its multipliers.
             arguments["inputs_embeds"] = of_tokens.index_put((rows,), embeddings)[None]
             if given.position_axes > 1:
                 arguments["position_ids"] = arguments["position_ids"][:, None]  # (A, 1, S)
@@ -99,7 +101,7 @@ class ExportedGivenRows(ExportPart):
         return reading
 
     def complete(self, made: Made) -> dict[str, Any]:
-        """See ExportPart: the encoder's rows are compared with the model's own."""
+        """See ExportPart; compares the encoder's rows with those of the model's own encoder."""
         role = self._checkpoint.role
         if not self._media:
             return {}
@@ -107,12 +109,14 @@ class ExportedGivenRows(ExportPart):
         worst = 0.0
         with parity_engine(made.judged, role) as engine:
             encoder = engine.model.part(GivenRows).encoder
-            for medium, wanted in zip(self._media, self._rows, strict=True):
+            for medium, original in zip(self._media, self._rows, strict=True):
                 with as_export_errors():
-                    found = np.concatenate([encoder.rows(piece) for piece in medium.pieces])
-                if found.shape != wanted.shape:
-                    raise self._error(f"{medium.name} has {len(found)} rows, not {len(wanted)}")
-                error = float(np.abs(found - wanted).max() / np.abs(wanted).max())
+                    exported = np.concatenate([encoder.rows(piece) for piece in medium.pieces])
+                if exported.shape != original.shape:
+                    raise self._error(
+                        f"{medium.name} has {len(exported)} rows, not {len(original)}"
+                    )
+                error = float(np.abs(exported - original).max() / np.abs(original).max())
                 if made.options.is_exact and not error <= _LIMIT:  # also when it is NaN
                     raise self._error(
                         f"rows of {medium.name} differ by {error:.3g} of their largest number, the "
@@ -132,7 +136,7 @@ class ExportedGivenRows(ExportPart):
 
 @contextlib.contextmanager
 def added_after(layers: Sequence[Any], rows: Tensor, levels: Sequence[Tensor]) -> Iterator[None]:
-    """Add given rows, (E, W) for each level, to the outputs of the first layers in the block."""
+    """In the block, add given rows, (E, W) for each level, to the outputs of the first layers."""
     with contextlib.ExitStack() as hooks:
         for layer, level in zip(layers, levels, strict=False):
 
@@ -161,16 +165,16 @@ class GivenPromptSource(ModelSource):
     _checkpoint: GivenCheckpoint
 
     def load(self, dtype: str, report: Report) -> Any:
-        """See ModelSource; of the whole model no part is left out."""
+        """See ModelSource; the whole model is loaded, no part is left out."""
         whole = self._checkpoint.composite
-        assert whole is not None  # every kind has an encoder's config next to its text part's
+        assert whole is not None  # all kinds have configs of an encoder and of a text part
         as_one = replace(self._checkpoint, config=whole, composite=None)
         model = load_model(as_one, reference_dtype(as_one, dtype), report)
         self._checkpoint.kind.prepare(model, as_one)
         return model
 
     def probed(self, model: Any, dtype: str) -> Checkpoint:
-        """See ModelSource; a draft whose encoder is the target's shares it."""
+        """See ModelSource; a draft shares the target's encoder if both have the same weights."""
         digest = hashlib.sha256()
         hash_weights(weights_of_encoder(model), digest)
         given, target = self._checkpoint.given, self._checkpoint.target_given
@@ -203,7 +207,7 @@ class GivenPromptSource(ModelSource):
         return [*forest_cases(checkpoint), *self._given_cases(), text_case(checkpoint)]
 
     def _given_cases(self) -> list[GivenCase]:
-        """Return a tree after each medium, and the longest one that fits as a prefill."""
+        """Return a tree after each medium that fits, and the longest such medium in a prefill."""
         checkpoint = self._checkpoint
         tree = [case for case in forest_cases(checkpoint) if case.name == TREE][1]
         prefill = [case for case in forest_cases(checkpoint) if case.name == PREFILL][1]

@@ -1,7 +1,7 @@
 """Pictures as tiles of one size: Idefics3, SmolVLM, and GraniteDocling with levels.
 
-The encoder's graph has tiles, each of which attends alone; a host gives it one after the other
-(docs/bundle.md).
+The encoder's graph reads tiles; attention stays within a tile. A host passes tiles one after the
+other (docs/bundle.md).
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def canvas_picture(files: CheckpointFiles) -> CanvasPicture:
 
 
 def _tile(files: CheckpointFiles, tile_size: int, scale_factor: int) -> dict[str, Any]:
-    """Return sizes of a tile; raise ExportError for one that the encoder does not read."""
+    """Return sizes of a tile; raise ExportError if the encoder reads tiles of another size."""
     vision = files.config.vision_config
     check_alike(files, "the size of a tile", tile_size, vision.image_size)
     side = vision.image_size // vision.patch_size // scale_factor
@@ -62,7 +62,7 @@ def _tile(files: CheckpointFiles, tile_size: int, scale_factor: int) -> dict[str
 
 
 class TileEncoder(nn.Module):
-    """Tiles to the embeddings of their rows (Idefics3, SmolVLM)."""
+    """Maps tiles to the embeddings of their rows (Idefics3, SmolVLM)."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ class TileEncoder(nn.Module):
         self.register_buffer("positions", _positions_of_tile(self.vision.embeddings))
 
     def forward(self, tensors: list[Tensor]) -> list[Tensor]:
-        """Return [(E, W)] of tiles (T, 3, H, W)."""
+        """Return embeddings [(E, W)] for tiles (T, 3, H, W)."""
         [tiles] = tensors
         patches = self.vision.embeddings.patch_embedding(tiles).flatten(2).transpose(1, 2)
         states = patches + self.positions
@@ -81,23 +81,23 @@ class TileEncoder(nn.Module):
 
 
 def _positions_of_tile(embeddings: Any) -> Tensor:
-    """Return what the model adds to the patches of a whole tile, (1, N, width)."""
-    found: list[Tensor] = []
+    """Return the position embeddings of a whole tile's patches, (1, N, width)."""
+    outputs: list[Tensor] = []
     hook = embeddings.position_embedding.register_forward_hook(
-        lambda _module, _inputs, output: found.append(output)
+        lambda _module, _inputs, output: outputs.append(output)
     )
     size, side = embeddings.image_size, embeddings.num_patches_per_side
     with torch.no_grad():
         embeddings(torch.zeros(1, 3, size, size), torch.ones(1, side, side, dtype=torch.bool))
     hook.remove()
-    return found[0]
+    return outputs[0]
 
 
 class LevelledTileEncoder(nn.Module):
-    """Tiles to the embeddings and levels of their rows (GraniteDocling).
+    """Maps tiles to the embeddings and levels of their rows (GraniteDocling).
 
-    Pages that its router would give four times as many rows have as many as others, which is what
-    transformers does unless it is asked.
+    The model's router would give some pages four times as many rows. It is not used, as by default
+    in transformers: all pages have equally many rows.
     """
 
     def __init__(self, model: Any) -> None:
@@ -106,16 +106,18 @@ class LevelledTileEncoder(nn.Module):
         attend_to_all(self.vision.config)
 
     def forward(self, tensors: list[Tensor]) -> list[Tensor]:
-        """Return [(E, (1 + K) W)] of tiles (T, 3, H, W)."""
+        """Return embeddings and levels [(E, (1 + K) W)] for tiles (T, 3, H, W)."""
         states, of_levels = self.vision.encode(tensors[0])
         rows, levels = self.vision.connector(states, of_levels)
         return [torch.cat([rows, *levels], dim=1)]
 
 
 def gate_media(picture: TiledPicture | CanvasPicture, *, with_mask: bool = False) -> list[Medium]:
-    """Return a page, white, noise, two pictures in a prompt, and a noise for several calls.
+    """Return a page, white, noise, two pictures in one prompt, and a large noise.
 
-    with_mask: whether the model's own forward is told which tiles are there.
+    The large noise needs several calls of an engine.
+
+    with_mask: whether the model's own forward receives a mask of existing tiles.
     """
     size, media = (picture.tile_size, picture.tile_size), []
     numbers = (3, 1, 1, CALL_ROWS // picture.tile_rows + 1)

@@ -1,6 +1,6 @@
 """Kinds that read Whisper's windows: GLM-ASR and Qwen2-Audio.
 
-Each window of 30 s is encoded alone, padding included, and its rows without padding are kept.
+Each window of 30 s is encoded alone, including padding. Rows that are not padding are kept.
 """
 
 from __future__ import annotations
@@ -22,13 +22,15 @@ from dsbd_export.given_prompt.processor_files import sound_settings
 from dsbd_runtime.media.given_sound import WindowedSound
 from dsbd_runtime.parts.source.encoder_entry import INPUT_FEATURES
 
-_MOST_SECONDS = 655  # of GLM-ASR, of which transformers reads no more
+_MOST_SECONDS = 655  # transformers' limit for GLM-ASR
 
 
 def glmasr_sound(files: CheckpointFiles) -> WindowedSound:
     """See GivenKind."""
     audio = files.config.audio_config
-    merged = audio.intermediate_size // audio.hidden_size  # as its projector reads them
+    merged = (
+        audio.intermediate_size // audio.hidden_size
+    )  # positions that the projector merges into one row
     return _sound(files, merged, hides_padding=False, most_seconds=_MOST_SECONDS)
 
 
@@ -57,7 +59,7 @@ def _sound(
 
 
 class WhisperWindowEncoder(nn.Module):
-    """One window of sound to the embeddings of its rows without padding."""
+    """Maps one window of sound to the embeddings of its rows without padding."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
@@ -65,19 +67,19 @@ class WhisperWindowEncoder(nn.Module):
         attend_to_all(self.tower.config)
 
     def forward(self, tensors: list[Tensor]) -> list[Tensor]:
-        """Return [(E, W)] of the inputs of ``WindowedSound``."""
+        """Return embeddings [(E, W)] for the inputs of ``WindowedSound``."""
         features, kept_rows, *masks = tensors
         states = self.encoded(features[None], *masks)
         return [self.projector(states).index_select(0, kept_rows)]
 
     def encoded(self, features: Tensor, *masks: Tensor) -> Tensor:
-        """Return what the projector reads, (rows of the window, D): of GLM-ASR."""
+        """Return the projector's input for GLM-ASR, (rows of the window, D)."""
         states: Tensor = self.tower(features, return_dict=True).last_hidden_state
         return states.reshape(-1, self.projector.linear_1.in_features)
 
 
 class MaskedWindowEncoder(WhisperWindowEncoder):
-    """The same of Whisper's encoder with a mask, and a mean of two positions for each row."""
+    """Encoder of Qwen2-Audio: Whisper's with a mask; each row is the mean of two positions."""
 
     def encoded(self, features: Tensor, *masks: Tensor) -> Tensor:
         tower, [is_frame] = self.tower, masks
@@ -87,47 +89,50 @@ class MaskedWindowEncoder(WhisperWindowEncoder):
         for layer in tower.layers:
             states = layer(states, mask)
         pooled = tower.avg_pooler(states.permute(0, 2, 1)).permute(0, 2, 1)
-        found: Tensor = tower.layer_norm(pooled)[0]
-        return found
+        normed: Tensor = tower.layer_norm(pooled)[0]
+        return normed
 
 
 def own_rows_of_qwen2_audio(model: Any, arguments: Mapping[str, Tensor]) -> Tensor:
-    """See GivenKind: the encoder's rows, which this class returns nowhere, as its forward has them.
+    """See GivenKind.
 
-    They are what its language model reads at the placeholders.
+    No method of this model class returns the encoder's rows, so they are taken from the input of
+    its language model, at the placeholders.
     """
-    found: list[Tensor] = []
+    embeddings: list[Tensor] = []
     num_rows = (int(arguments["feature_attention_mask"].sum()) + 1) // 2 // 2
     hook = model.model.language_model.register_forward_pre_hook(
-        lambda _, __, given: found.append(given["inputs_embeds"]), with_kwargs=True
+        lambda _, __, given: embeddings.append(given["inputs_embeds"]), with_kwargs=True
     )
     try:
         ids = torch.full((1, num_rows), model.config.audio_token_id)
         model(input_ids=ids, attention_mask=torch.ones_like(ids), **arguments)
     finally:
         hook.remove()
-    return found[0][0]
+    return embeddings[0][0]
 
 
 def choose_rows(model: Any, _: Checkpoint) -> None:
-    """Let a model of this class read ``logits_to_keep``, as others of transformers do."""
+    """Make a Qwen2-Audio model support ``logits_to_keep``, like other models of transformers."""
     rows: list[Any] = []
 
     def begin(_: nn.Module, __: Any, given: dict[str, Any]) -> None:
         kept = given.pop("logits_to_keep", 0)
         rows[:] = [slice(-kept, None) if isinstance(kept, int) else kept]
 
-    def keep(_: nn.Module, __: Any, found: Any) -> None:
-        found.last_hidden_state = found.last_hidden_state[:, rows[0]]
+    def keep(_: nn.Module, __: Any, output: Any) -> None:
+        output.last_hidden_state = output.last_hidden_state[:, rows[0]]
 
     model.register_forward_pre_hook(begin, with_kwargs=True)
-    model.model.register_forward_hook(keep)  # not of the head, which a draft may change for another
+    model.model.register_forward_hook(
+        keep
+    )  # a hook of the head would be lost: drafts may replace the head
 
 
 def gate_media(sound: WindowedSound, mask_name: str) -> list[Medium]:
-    """Return a few rows, tones in part of a window, silence, noise for all windows that fit.
+    """Return a few rows, tones in part of a window, silence, and a noise as long as possible.
 
-    mask_name: argument of the model's own forward for the frames without padding.
+    mask_name: argument of the model's own forward that marks frames without padding.
     """
     size, row = sound.num_frames, 2 * sound.merged
     longest = size if sound.most_windows == 1 else size + 2 * row
