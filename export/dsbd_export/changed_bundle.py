@@ -17,7 +17,7 @@ from dsbd_runtime.errors import BundleError
 def changed_bundle(bundle: Bundle, kept: list[str]) -> Iterator[Path]:
     """Yield a folder with the files ``kept``, which replaces the bundle if the block succeeds.
 
-    After any error the bundle is as it was. Raises BundleError if a kept file is not the one of the
+    After an error the bundle is unchanged. Raises BundleError if a kept file differs from the
     manifest, ExportError if the bundle cannot be written.
     """
     with writing(bundle.path, "free some space"), new_bundle(bundle.path) as folder:
@@ -35,7 +35,7 @@ def changed_bundle(bundle: Bundle, kept: list[str]) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def writing(path: Path, fix: str) -> Iterator[None]:
-    """Raise ExportError with this fix for an OSError in the block."""
+    """Turn an OSError in the block into an ExportError that suggests ``fix``."""
     try:
         yield
     except OSError as error:

@@ -1,8 +1,8 @@
 """Chats to learn from: lines {"messages": [...]}, the prompts in them, and their tokens on disk.
 
 Every turn that the model would answer is a prompt: the messages before each answer, or a whole chat
-that ends with a user's message, rendered by the target's template. The draft learns the target's
-own answers, and the given ones only on request.
+that ends with a user's message. The target's template renders prompts. The draft learns from the
+target's answers; it learns the answers in the data only on request.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from dsbd_runtime.errors import BundleError, InputError
 from dsbd_runtime.text.chat_template import ChatTemplate
 from dsbd_runtime.text.tokenizer import Tokenizer
 
-MOST_NEW = 128  # tokens of an answer that are learned
-MOST_PROMPT = 1024  # tokens of a prompt, if the context is long enough
-_ANSWERS = "assistant"  # the role
+MOST_NEW = 128  # maximum tokens of an answer
+MOST_PROMPT = 1024  # maximum tokens of a prompt, if the context is long enough
+_ANSWERS = "assistant"  # role of answers
 
 
 @dataclass(frozen=True)
 class Chat:
-    """The messages of one chat, and the file and line they come from."""
+    """The messages of one chat, and its file and line."""
 
     messages: list[dict[str, Any]]
     where: str
@@ -61,7 +61,7 @@ class ChatTokens:
 
     folder: Path
     tokenizer: Tokenizer
-    longest: int  # most tokens of a prompt; longer ones are counted and left out
+    longest: int  # maximum tokens of a prompt; longer prompts are counted and left out
     learns_answers: bool
     num_left_out: int = 0
 
@@ -71,13 +71,13 @@ class ChatTokens:
 
     def prompts(self, chat: Chat) -> list[list[int]]:
         """Return the prompts of a chat; raise ExportError if its template refuses them."""
-        found = [self._ids(chat, messages, is_prompt=True) for messages in chat.prompts()]
-        kept = [ids for ids in found if len(ids) <= self.longest]
-        self.num_left_out += len(found) - len(kept)
+        prompts = [self._ids(chat, messages, is_prompt=True) for messages in chat.prompts()]
+        kept = [ids for ids in prompts if len(ids) <= self.longest]
+        self.num_left_out += len(prompts) - len(kept)
         return kept
 
     def text(self, chat: Chat) -> list[int]:
-        """Return the whole chat, if it is a text to learn from, else nothing."""
+        """Return the tokens of the whole chat if its answers are learned as text, else []."""
         if not (self.learns_answers and chat.ends_with_answer):
             return []
         return self._ids(chat, chat.messages, is_prompt=False)
@@ -116,7 +116,7 @@ class Prompts:
         ]
 
     def without_end(self, count: int) -> tuple[Prompts, Prompts]:
-        """Return all prompts except the last ``count``, and these."""
+        """Return all prompts except the last ``count``, and the last ``count``."""
         place = len(self) - count
         begin = int(self.ends[place - 1]) if place else 0
         first = Prompts(self.tokens[:begin], self.ends[:place])

@@ -1,4 +1,4 @@
-"""Options of an export: those of every model, and which models are exported to where."""
+"""Options of an export: of every model, of a draft, and which models are exported to where."""
 
 import dataclasses
 import math
@@ -13,21 +13,23 @@ from dsbd_runtime.bundle_files.manifest import CUDA, FORMS, INT4_SYMMETRIC, PORT
 from dsbd_runtime.parts.head.head import parse_num_top_logits
 from dsbd_runtime.tensorrt.trt_module import FLAVOURS
 
-OPSET = 24  # of ai.onnx, the version with TensorScatter and Attention
-MICROSOFT_DOMAIN = "com.microsoft"  # of operators that ONNX Runtime alone has
-HIDDEN = -3e4  # exp(HIDDEN) is 0, finite in float16 as well: a row that sees nothing is no NaN
+OPSET = 24  # version of ai.onnx that has TensorScatter and Attention
+MICROSOFT_DOMAIN = "com.microsoft"  # domain of operators that only ONNX Runtime has
+HIDDEN = -3e4  # exp(HIDDEN) is 0; finite in float16 too, so that a row that sees nothing is not NaN
 MIN_CONTEXT = 16  # the parity gate needs a prompt and a tree of three levels
 MAX_CONTEXT = 2**31 - 1  # the largest number of a manifest
 _MOST_THREADS = 1024
-LEAST_DRAFT_VOCAB = 32  # has room for the tokens that end a sequence, and is a mistake below
+LEAST_DRAFT_VOCAB = 32  # room for the tokens that end a sequence; a smaller value is a mistake
 
-INT8_ROWS, INT8_BLOCKS = "int8-dynamic", "int8"  # as the manifest calls them
+INT8_ROWS, INT8_BLOCKS = "int8-dynamic", "int8"  # their names in the manifest
 FULL, AUTO = "full", "auto"
-LARGE_VOCABULARY = 16_384  # from here on the head of a row costs more than the tokens of it
+LARGE_VOCABULARY = (
+    16_384  # from this size on, computing a head row costs more than choosing its top tokens
+)
 USUAL_TOP_LOGITS = 64
 FUSED, GROUPED, EXACT = ATTENTIONS = ("fused", "grouped", "exact")
 ONNX = "onnx"
-_QUANTIZED_DTYPES = {  # those of onnxruntime's CPU provider, on which parity runs
+_QUANTIZED_DTYPES = {  # dtypes that onnxruntime's CPU provider supports: parity runs on it
     "none": DTYPES,
     "int8": ("fp32", "fp16"),
     "int8-blocks": ("fp32", "fp16"),
@@ -37,11 +39,11 @@ _QUANTIZED_DTYPES = {  # those of onnxruntime's CPU provider, on which parity ru
 
 
 def quantization_of(quantize: str, dtype: str, form: str) -> str:
-    """Return the kind of quantization that an option means, "int4" without regard to zero points.
+    """Return the kind of quantization that an option means; for "int4" zero points are ignored.
 
-    "int8" in fp32 is for CPUs, and there rows and weights are int8 by row and channel. At 4 to 20
-    rows they need 0.68 to 0.86 of the time of blocks, at a KL divergence of 3.8e-3 instead of
-    2.4e-3 (SmolLM2).
+    "int8" in fp32 is for CPUs: rows are int8 per row, weights per channel. Products of 4 to 20 rows
+    then need 0.68 to 0.86 of the time that they need with blocks; the KL divergence is 3.8e-3
+    instead of 2.4e-3 (SmolLM2).
     """
     if quantize == "int8-blocks":
         return INT8_BLOCKS
@@ -50,32 +52,32 @@ def quantization_of(quantize: str, dtype: str, form: str) -> str:
 
 
 def check_num_threads(number: int | None) -> None:
-    """Raise ExportError unless it is None or a number of threads."""
+    """Raise ExportError unless ``number`` is None or a valid number of threads."""
     if number is not None and not 1 <= number <= _MOST_THREADS:
         raise ExportError(f"num_threads={number} is out of range; use 1 to {_MOST_THREADS}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelOptions:
-    """Options of every model of an export: precision, outputs, and the limits of parity."""
+    """Options of every model of an export: precision, outputs, and limits of the parity gate."""
 
     dtype: str = "fp32"  # precision of weights and caches: "fp32", "fp16" or "bf16"
     # weight compression: "none", "int8", "int8-blocks" or "int4"; "int8-dynamic" is another name
     # for "int8" in fp32, see ``quantization_of``
     quantize: str = "none"
-    # files, folders or patterns of texts, by which the forms of products are chosen that round
-    # their rows to int8; none: by a text of ours
+    # files, folders or patterns of texts that decide the forms of products with int8 rows; none: a
+    # text of this package decides
     calibration_texts: tuple[str, ...] = ()
-    # output of the engines: "full", "topk:K" for the K largest of a row, or "auto" for "topk:64"
-    # with a large vocabulary and else "full", see ``for_vocabulary``
+    # output of the engines: "full", "topk:K" for the K largest logits of a row, or "auto":
+    # "topk:64" for a large vocabulary, else "full", see ``for_vocabulary``
     logits: str = AUTO
-    # "fused", "grouped" (see ``optimize``) or "exact" (see ``exact_attention``); None for "exact"
-    # with 8 bits in fp32, if the model has such a form, else "fused"
+    # "fused", "grouped" (see ``optimize``) or "exact" (see ``exact_attention``); None: "exact" if
+    # products round their rows to int8, else "fused"
     attention: str | None = None
     # "portable"; "cuda", with fewer kernels on a GPU, see ``cuda_graph``; or "webgpu", for ONNX
     # Runtime's plug-in of that name, see ``webgpu_graph``
     form: str = PORTABLE
-    text_only: bool = False  # of a model that reads sound or pictures too: export its text part
+    text_only: bool = False  # export only the text part of a model that reads sound or pictures
     engine: str = ONNX  # or "tensorrt" or "tensorrt-rtx" for engines in addition to the ONNX files
     compute_capability: str | None = None  # see ``tensorrt_options``
     capacity: int | None = None  # see ``tensorrt_options``
@@ -83,13 +85,13 @@ class ModelOptions:
     # largest mean KL divergence, for all other exports; None for the limits in ``parity``
     atol: float | None = None
     max_kl: float | None = None
-    # upper limits of tokens, those of an encoder-decoder's source by ``max_source``; the numbers
-    # themselves if positions are relative
+    # upper limits of tokens; ``max_source`` is for an encoder-decoder's source. If positions are
+    # relative, the model has no limits and these numbers are used
     max_context: int | None = None
     max_source: int | None = None
     revision: str | None = None
     trust_remote_code: bool = False
-    num_threads: int | None = None  # of torch, and of the engines that are compared
+    num_threads: int | None = None  # threads of torch and of the compared engines
 
     def __post_init__(self) -> None:
         self._check_choices()
@@ -117,7 +119,7 @@ class ModelOptions:
                 raise ExportError(f"{field}={length} is too short; use at least {MIN_CONTEXT}")
 
     def for_vocabulary(self, vocab_size: int, *, reads_all: bool = False) -> Self:
-        """Return the options of an export with so many tokens, whose ``logits`` are chosen."""
+        """Return the options for a vocabulary; ``logits`` "auto" is replaced by its choice."""
         if self.logits != AUTO:
             return self
         is_large = vocab_size >= LARGE_VOCABULARY and self.engine == ONNX and not reads_all
@@ -128,12 +130,12 @@ class ModelOptions:
 
     @property
     def num_top_logits(self) -> int:
-        """Return K of "topk:K", 0 of all others."""
+        """Return K of "topk:K", 0 for other outputs."""
         return 0 if self.logits == AUTO else parse_num_top_logits(self.logits)
 
     @property
     def tensorrt(self) -> TensorrtOptions | None:
-        """Return the options of the TensorRT engines, None without any."""
+        """Return the options of the TensorRT engines, None if none are built."""
         if self.engine == ONNX:
             return None
         return TensorrtOptions(
@@ -150,9 +152,9 @@ class ModelOptions:
 
     @property
     def quantized_form(self) -> str:
-        """Return what the manifest calls the quantization, one of ``QUANTIZED_FORMS``.
+        """Return the quantization's name in the manifest, one of ``QUANTIZED_FORMS``.
 
-        In fp16 blocks of 4 bits are symmetric: CUDA's products of fp16 rows know no other.
+        In fp16, blocks of 4 bits are symmetric: CUDA's products of fp16 rows support no others.
         """
         is_symmetric = (self.quantize, self.dtype) == ("int4", "fp16")
         return INT4_SYMMETRIC if is_symmetric else self.quantization
@@ -169,12 +171,12 @@ class ModelOptions:
 
     def _rounds_rows(self, quantize: str | None) -> bool:
         is_for_cpu = (self.dtype, self.form) == ("fp32", PORTABLE)
-        # On a GPU products with blocks take rows of fp16 as they are.
+        # On a GPU, products with blocks read fp16 rows without rounding them.
         return quantize == INT8_ROWS or (is_for_cpu and quantize in ("int8", "int8-blocks"))
 
     @property
     def sums_integers(self) -> bool:
-        """Return whether exact attention rounds weights and values to integers: no doubles."""
+        """Return whether exact attention sums integers: weights and values rounded, no doubles."""
         return self.attention_form == EXACT and (self.quantize, self.form) != ("none", PORTABLE)
 
     @property
@@ -190,9 +192,9 @@ class ModelOptions:
             ("form", FORMS),
             ("engine", (ONNX, *FLAVOURS)),
         )
-        for field, known in choices:
-            if (value := getattr(self, field)) not in known:
-                names = ", ".join(name for name in known if name is not None)
+        for field, allowed in choices:
+            if (value := getattr(self, field)) not in allowed:
+                names = ", ".join(name for name in allowed if name is not None)
                 raise ExportError(f"{field}={value!r} is not known; use one of {names}")
         if self.dtype not in (dtypes := _QUANTIZED_DTYPES[self.quantize]):
             raise ExportError(
@@ -276,12 +278,12 @@ class ModelOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class DraftedOptions(ModelOptions):
-    """Options of every model, and those of a draft alone."""
+    """Options of every model, and options of a draft alone."""
 
-    # how many tokens the draft may propose, see ``draft_vocabulary``; None: all
+    # number of tokens that the draft may propose, see ``draft_vocabulary``; None: all
     draft_vocab: int | None = None
-    # files, folders or patterns of texts that say which tokens these are, the most frequent ones;
-    # without any they are those of the lowest ids
+    # files, folders or patterns of texts, whose most frequent tokens are the proposed ones; without
+    # texts, the tokens with the lowest ids
     draft_texts: tuple[str, ...] = ()
     draft_adapter: str | None = None
 
@@ -308,15 +310,15 @@ class ExportConfig(DraftedOptions):
     """Options of the export of a target, and of a draft for it."""
 
     target: str  # folder or Hugging Face hub id of the target checkpoint
-    # folder or hub id of an adapter (PEFT) that is merged into the target; None: none
+    # folder or hub id of an adapter (PEFT) that is merged into the target; None: no adapter
     adapter: str | None = None
     # folder or hub id of the draft, or "mtp" for the head in the target's checkpoint, see
-    # ``multi_token``; None for a bundle without a draft
+    # ``multi_token``; None: no draft
     draft: str | None = None
-    # weight compression of the draft; None for that of the target
+    # weight compression of the draft; None: the target's
     draft_quantize: str | None = None
-    # whether the target's engine also returns hidden states, for a feature draft; it does in any
-    # case with one
+    # whether the target's engine also returns hidden states, for a later feature draft; if a
+    # feature draft is exported too, it always does
     features: bool = False
     output: Path  # folder of the bundle; an existing bundle there is replaced at the end
 
@@ -341,7 +343,7 @@ class ExportConfig(DraftedOptions):
     def of_draft(self) -> ModelOptions:
         if self.draft_quantize is None or self.draft_quantize == self.quantize:
             return self
-        # The limits are those of the target's precision.
+        # The limits are meant for the target's precision.
         texts = self.calibration_texts if self._rounds_rows(self.draft_quantize) else ()
         return dataclasses.replace(
             self,
@@ -358,11 +360,13 @@ class ExportConfig(DraftedOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class DraftConfig(DraftedOptions):
-    """Options of the export of a draft for the target of a bundle that is there."""
+    """Options of the export of a draft for the target of an existing bundle."""
 
     bundle: Path
     draft: str
-    draft_quantize: str | None = None  # another name of ``quantize``, as the target is kept
+    draft_quantize: str | None = (
+        None  # same as ``quantize``, because the target is not exported again
+    )
 
     def __post_init__(self) -> None:
         if self.draft_quantize is None:

@@ -1,4 +1,4 @@
-"""Demo pair: a trained target and draft in the checkout; the wheel leaves them out."""
+"""Demo pair: a trained target and draft in the checkout; the wheel does not contain them."""
 
 from pathlib import Path
 

@@ -35,8 +35,8 @@ def export_draft(
 ) -> ExportResult:
     """Export a draft into ``config.bundle``; ``report`` gets a short line for each stage.
 
-    The target's files stay, except its TensorRT engines if ``config`` requires new ones. After any
-    error the bundle is unchanged.
+    The target's files are kept. Only its TensorRT engines are replaced, if ``config`` requires new
+    engines. After an error the bundle is unchanged.
     """
     bundle = open_bundle(config.bundle)
     target = bundle.entry("target")
@@ -77,7 +77,7 @@ def export_draft(
 
 
 def _engine_warning(bundle: Bundle, draft: ModelEntry) -> str | None:
-    """Return a warning if the target has TensorRT engines, which the draft now lacks."""
+    """Return a warning if the target has TensorRT engines and the new draft has none."""
     record = find_record(bundle, "target")
     if record is None:
         return None

@@ -1,4 +1,4 @@
-"""Sounds and pictures that the parity gate compares: drawn as features and as pixels."""
+"""Sounds and pictures for the parity gate: random and artificial features and pixels."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from dsbd_runtime.parts.source.speech_entry import Features
 
 
 def drawn_features(num_mels: int, *lengths: int) -> dict[str, Features]:
-    """Return noise, tones, silence and the longest, if any, by name: (num_mels, length) float32."""
+    """Return features (num_mels, length) float32 by name: noise, tones, silence, long noise.
+
+    lengths: frames of the first so many of them.
+    """
     rng, mels = np.random.default_rng(5), np.arange(num_mels)[:, None]
 
     def noise(length: int) -> Any:
@@ -32,12 +35,15 @@ def drawn_features(num_mels: int, *lengths: int) -> dict[str, Features]:
 
 
 def drawn_pictures(*shapes: tuple[int, ...]) -> dict[str, Pixels]:
-    """Return a page of lines, white, noise, and the longest, if any, by name: (*shape, 3)."""
+    """Return pixels (*shape, 3) uint8 by name: a page of lines, white, noise, long noise.
+
+    shapes: shapes of the first so many of them.
+    """
     rng, names = np.random.default_rng(5), ("page of lines", "white", "noise", "long noise")
-    found = {
+    pictures = {
         name: rng.integers(0, 256, (*shape, NUM_CHANNELS), dtype=np.uint8)
         for name, shape in zip(names, shapes, strict=False)
     }
-    page = found["page of lines"]
+    page = pictures["page of lines"]
     is_ink = (page > 127) & (np.arange(page.shape[-3])[:, None, None] % 8 < 3)
-    return {**found, "page of lines": np.where(is_ink, 0, 255), "white": found["white"] | 255}
+    return {**pictures, "page of lines": np.where(is_ink, 0, 255), "white": pictures["white"] | 255}

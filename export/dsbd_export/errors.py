@@ -1,4 +1,4 @@
-"""Errors of the export of a checkpoint: ExportError, below DsbdError (dsbd_errors)."""
+"""Errors of the export of a checkpoint: ExportError, a subclass of DsbdError (dsbd_errors)."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""Sources of the models that are exported: how each is loaded, referenced and captured."""
+"""Model sources: load a checkpoint's model, compute its reference results, capture its graphs."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -52,11 +52,11 @@ class EngineGraph:
     graph: ir.Model
     file: str = MODEL_FILE
     weights: str = WEIGHTS_FILE
-    name: str = "graph"  # in reports
+    name: str = "graph"  # name in reports
 
 
 class ModelSource:
-    """A model in memory and its derived data, before and after its weights are converted."""
+    """Access to a checkpoint's model and data derived from it, before and after conversion."""
 
     GRAPH = ForestGraph
 
@@ -65,7 +65,7 @@ class ModelSource:
         self._heard: Heard = {}
 
     def load(self, dtype: str, report: Report) -> Any:
-        """Return the module, with the weights that an engine of ``dtype`` is compared with."""
+        """Return the module with the weights with which an engine of ``dtype`` is compared."""
         self._heard.clear()
         model = load_model(self._checkpoint, reference_dtype(self._checkpoint, dtype), report)
         resize_vocabulary(model, self._checkpoint)
@@ -82,25 +82,25 @@ class ModelSource:
         return parts_of_engine(self._checkpoint, options)
 
     def references(self, model: Any) -> list[Reference]:
-        """Return the model's own logits, for parity: of the tokens that a draft proposes."""
+        """Return the model's logits of the parity cases; a draft's cover the tokens it proposes."""
         return [self._reference(model, case, torch.float32) for case in self._cases()]
 
     def logits_in_float64(self, model: Any, case: ForestCase) -> NDArray[np.float64]:
-        """Return the logits of one of these cases by the same code in float64, (R, V)."""
+        """Return the logits of one of the cases, (R, V), computed by the same code in float64."""
         return self._reference(model, case, torch.float64).logits
 
     def product_rows(self, model: Any, texts: Sequence[str]) -> RowsOfProducts:
-        """Return rows of products, seen over texts, for int8 rows; see ``calibration_case``."""
-        with observed_rows(model) as found:
+        """Return statistics of the rows of products over texts; see ``calibration_case``."""
+        with observed_rows(model) as rows:
             self._logits(model, self._calibration_case(texts), torch.float32)
-        return found
+        return rows
 
     def _reference(self, model: Any, case: ForestCase, dtype: torch.dtype) -> Reference:
-        found = Reference(case=case, logits=self._logits(model, case, dtype))
-        return without_others(found, self._checkpoint.proposed_tokens)
+        reference = Reference(case=case, logits=self._logits(model, case, dtype))
+        return without_others(reference, self._checkpoint.proposed_tokens)
 
     def _logits(self, model: Any, case: ForestCase, dtype: torch.dtype) -> NDArray[Any]:
-        """Return the checkpoint's own logits of a case, (R, V) of ``dtype``."""
+        """Return the checkpoint's logits of a case, (R, V) of ``dtype``."""
         if dtype is torch.float64:
             model.set_experts_implementation("eager")  # grouped products have no float64
         return reference_logits(model, case, dtype, self._heard)
@@ -112,7 +112,7 @@ class ModelSource:
         return calibration_case(self._checkpoint, texts)
 
     def largest_values(self, model: Any) -> dict[int, NDArray[np.float32]]:
-        """Return the largest values of every layer that attends, for sums in integers."""
+        """Return the largest values of every layer with attention, for sums in integers."""
         return largest_values(model, self._checkpoint)
 
     def capture(self, model: Any, parts: Sequence[ExportPart], report: Report) -> list[EngineGraph]:
@@ -128,7 +128,7 @@ class ModelSource:
     def capture_encoder(
         self, module: nn.Module, contract: ExportContract, report: Report
     ) -> EngineGraph:
-        """Return the graph of an encoder, to be captured after that of the engine."""
+        """Return the graph of an encoder, which is captured after the engine's graph."""
         encoder = captured_graph(
             module, self._checkpoint, contract, report, "capturing the encoder"
         )
@@ -136,7 +136,7 @@ class ModelSource:
         return EngineGraph(encoder, ENCODER_FILE, ENCODER_WEIGHTS_FILE, "encoder")
 
     def _prepare(self, model: Any) -> AttentionForm | None:
-        """Give a model what a graph can hold, in place; return how it attends then."""
+        """Replace parts of a model that a graph cannot express; return its form of attention."""
         return prepare_for_capture(model)
 
 
@@ -153,13 +153,13 @@ PARTS: tuple[tuple[HasKind, Callable[[Checkpoint], ExportPart]], ...] = (
     (lambda checkpoint, _: checkpoint.encoder, ExportedSources),
     (lambda checkpoint, _: aligned_speech(checkpoint), ExportedAlignment),
 )
-"""By kind whether an engine has it, once the checkpoint's model is loaded, and its class.
+"""For each kind of part: whether an engine has it, once the model is loaded, and its class.
 
-Parts prepare a call and finish a model in this order: sources change the arguments of all others,
-a head changes the file that features are compared by.
+Parts prepare a call and complete a model in this order, because sources change the arguments of all
+other parts, and the head changes the file with which features are compared.
 """
 
 
 def parts_of_engine(checkpoint: Checkpoint, options: ModelOptions) -> list[ExportPart]:
-    """Return the parts that the engine of a checkpoint is made of, in their order."""
+    """Return the parts of a checkpoint's engine, in the order of ``PARTS``."""
     return [kind(checkpoint) for has_kind, kind in PARTS if has_kind(checkpoint, options)]

@@ -2,17 +2,18 @@
 
 The vocabularies and merges of the two tokenizers, and the meaning of each id, must agree. The
 draft's normalization and splitting are not compared: the target's tokenizer reads every prompt.
-Three things may differ between checkpoints that were trained with one tokenizer, and are aligned:
+Checkpoints that were trained with the same tokenizer may differ in three settings, which are
+aligned:
 
-* The size of the vocabulary, which some families pad by model size. Rows beyond the smaller size
-  belong to no token; they are cut. If the target is already exported, a draft with fewer rows gets
-  more.
-* The tokens that end a sequence: a base draft has an end of text, an instruct target an end of turn
-  as well. The target decides when a sequence ends, so its list is used for both.
-* The token that begins a sequence. The prompt is tokenized once, with the target's.
+* The size of the vocabulary: some families pad it differently for each model size. Rows beyond the
+  smaller size belong to no token and are cut. If the target is already exported, a draft with fewer
+  rows is extended instead.
+* The tokens that end a sequence: a base draft has only an end of text, an instruct target also an
+  end of turn. The target decides when a sequence ends, so its list is used for both.
+* The token that begins a sequence: prompts are tokenized once, with the target's tokenizer.
 
-Added tokens of only one model, such as a padding token, are reported. The last two settings change
-the draft's acceptance, never the generated text.
+Added tokens that only one model has, such as a padding token, are reported. The last two settings
+change the draft's acceptance, never the generated text.
 """
 
 from collections.abc import Callable
@@ -64,17 +65,19 @@ def _aligned(draft: Checkpoint, target: Checkpoint | ModelEntry) -> Checkpoint:
     )
 
 
-def _report_changes(own: Checkpoint, agreed: Checkpoint, report: Callable[[str], None]) -> None:
+def _report_changes(
+    checkpoint: Checkpoint, agreed: Checkpoint, report: Callable[[str], None]
+) -> None:
     for field in ("vocab_size", "bos_token_id", "eos_token_ids"):
-        before, now = getattr(own, field), getattr(agreed, field)
+        before, now = getattr(checkpoint, field), getattr(agreed, field)
         if before != now:
-            report(f"{own.role}: {field} is {before} in the checkpoint, {now} here")
+            report(f"{checkpoint.role}: {field} is {before} in the checkpoint, {now} here")
 
 
 def context_warning(
     target: Checkpoint | ModelEntry, draft: Checkpoint | None, max_context: int | None
 ) -> str | None:
-    """Return a warning if the bundle's context is shorter than the target's, or than requested."""
+    """Return a warning if the bundle's context is shorter than the target's or than requested."""
     length = target.context_length
     reads_media = getattr(target, "given", None) is not None
     if draft is not None and (draft.reads_whole_path or reads_media):
@@ -101,25 +104,25 @@ def context_warning(
 
 def resize_vocabulary(model: PreTrainedModel, checkpoint: Checkpoint) -> None:
     """Give embedding and output head the agreed vocabulary size, in place."""
-    num_own = model.config.get_text_config().vocab_size
-    if num_own == checkpoint.vocab_size:
+    num_rows = model.config.get_text_config().vocab_size
+    if num_rows == checkpoint.vocab_size:
         return
     model.resize_token_embeddings(checkpoint.vocab_size, mean_resizing=False)
-    if num_own > checkpoint.vocab_size:
+    if num_rows > checkpoint.vocab_size:
         return
     for layer in (model.get_input_embeddings(), model.get_output_embeddings()):
-        for parameter in layer.parameters():  # weight and bias, of one row for each token
-            parameter.data[num_own:] = parameter.data[num_own - 1]
+        for parameter in layer.parameters():  # weight and bias, with one row for each token
+            parameter.data[num_rows:] = parameter.data[num_rows - 1]
 
 
 def check_tokens(
     of_target: dict[str, Any], target_size: int, draft: Checkpoint, report: Callable[[str], None]
 ) -> None:
-    """Raise ExportError unless a draft has the tokens of a target, and logits for all of them."""
+    """Raise ExportError unless a draft has the target's tokens, and logits for all of them."""
     of_draft = read_tokenizer(draft)
     _check_vocabulary(id_by_token(of_target), id_by_token(of_draft))
     _check_merges(_merges(of_target), _merges(of_draft))
-    for name in ("type", "vocab"):  # a vocabulary of Unigram has scores
+    for name in ("type", "vocab"):  # Unigram's vocabulary has scores too
         if of_target["model"].get(name) != of_draft["model"].get(name):
             raise ExportError(
                 f"the tokenizers of target and draft differ in {name!r} of section 'model' of "
@@ -147,8 +150,8 @@ def _check_added(
                 f"the added tokens differ: {index} is {token!r} in the target's tokenizer; in the "
                 f"draft's it is {theirs!r}, and {token!r} is {draft.get(token)}; {_FIX}"
             )
-    for whose, own, other in (("target", target, draft), ("draft", draft, target)):
-        if alone := sorted(own.keys() - other.keys(), key=own.__getitem__):
+    for whose, tokens, other_tokens in (("target", target, draft), ("draft", draft, target)):
+        if alone := sorted(tokens.keys() - other_tokens.keys(), key=tokens.__getitem__):
             report(f"only the {whose}'s tokenizer has the added tokens {', '.join(alone[:5])}")
 
 

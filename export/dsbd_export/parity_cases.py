@@ -1,7 +1,7 @@
-"""Cases of the parity gate: small forests and real text, with the checkpoint's own logits.
+"""Cases of the parity gate: small forests and real text, with the checkpoint's logits.
 
-These are computed in fp32 or float64 by a model whose weights stay in a lower precision. A widened
-copy would double or triple the memory: every operation widens its inputs piece by piece.
+The logits are computed in fp32 or float64, but the model's weights stay in a lower precision. A
+widened copy would double or triple the memory. So every operation widens its inputs piece by piece.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ _NARROWER = {
     torch.float32: (torch.float16, torch.bfloat16),
     torch.float64: (torch.float16, torch.bfloat16, torch.float32),
 }
-_CHUNK_ELEMENTS = 16 * 2**20  # of a weight that is widened at once: 64 MiB in fp32
+_CHUNK_ELEMENTS = 16 * 2**20  # elements of a weight that are widened at once: 64 MiB in fp32
 
-# These only inspect a tensor or select a part of it: widening first would copy whole weights.
+# Functions that only inspect a tensor or select a part: widening first would copy whole weights.
 _VIEWS = frozenset(
     {"__getitem__", "chunk", "detach", "expand", "permute", "select", "size", "split", "squeeze"}
     | {"t", "transpose", "unbind", "unsqueeze", "view"}
@@ -48,7 +48,7 @@ class ComputeIn(TorchFunctionMode):
     """In the block, every operation converts tensors of narrower types to ``dtype``."""
 
     def __init__(self, dtype: torch.dtype, chunk_elements: int = _CHUNK_ELEMENTS) -> None:
-        """Widen at most ``chunk_elements`` of a linear layer's weight at once, to a ``dtype``."""
+        """Widen at most ``chunk_elements`` of a linear layer's weight to ``dtype`` at once."""
         super().__init__()
         self._dtype = dtype
         self._narrower = _NARROWER[dtype]
@@ -120,7 +120,7 @@ _MAX_PREFILL_ROWS = 32  # compared rows of a prefill: the last ones
 
 TEXT_FILE = Path(__file__).parent / "parity_text.txt"
 TEXT, PREFILL, DECODE, TREE = "text", "prefill", "decode", "tree"
-_MAX_TOKENS = 320  # all of the text with the tokenizers of common models
+_MAX_TOKENS = 320  # enough for the whole text with the tokenizers of common models
 _MAX_TEXT_ROWS = 128  # compared rows, evenly spread: 128 rows of 128,256 logits are 66 MB
 _NUMPY_DTYPES: dict[torch.dtype, type] = {torch.float32: np.float32, torch.float64: np.float64}
 
@@ -134,17 +134,17 @@ class ForestCase:
     node_ids: NDArray[np.int64]  # (S,) int64. Tokens of the nodes.
     parents: NDArray[np.int64]  # (S,) int64. Node that each node follows; -1 for the prefix.
     rows: NDArray[np.int64]  # (R,) int64. Nodes whose logits are compared.
-    # (n + S, width) float32. For a feature draft, the target's feature of the token before each of
-    # prefix and nodes; None for any other model.
+    # (n + S, width) float32. For a feature draft: the target's feature of the token before each
+    # prefix token and node. None for other models.
     features: NDArray[np.float32] | None = None
-    # nodes whose parent is a node take the draft's own feature of the parent instead
+    # whether nodes whose parent is a node read the draft's own feature of the parent instead
     uses_own: bool = False
-    # (N,) int64. Source of an encoder-decoder; None for any other model.
+    # (N,) int64. Source of an encoder-decoder; None for other models.
     source_ids: NDArray[np.int64] | None = None
-    # other requests, each with its own prefix and source, whose nodes are computed in the same call
-    # and compared after these
+    # other requests, each with a separate prefix and source; their nodes are computed in the same
+    # call and compared after the nodes of this case
     together: tuple[ForestCase, ...] = ()
-    # source of a model that reads sound or pictures; None for any other model
+    # source of a model that reads sound or pictures; None for other models
     values: SourceValues | None = None
 
     @property
@@ -153,11 +153,11 @@ class ForestCase:
 
     @property
     def source(self) -> Source:
-        """The source as a forward takes it, None without a source."""
+        """The source in the form of a forward; None without a source."""
         return self.values if self.source_ids is None else tuple(self.source_ids.tolist())
 
     def arguments_of(self, paths: Tensor) -> dict[str, Tensor]:
-        """Return what the model's own forward of paths, (P, n), reads in addition to tokens."""
+        """Return further arguments of the model's own forward over paths, (P, n) tokens."""
         return {}
 
     @property
@@ -183,7 +183,7 @@ class Reference:
 
 
 def forest_cases(checkpoint: Checkpoint, num_tokens: int | None = None) -> list[ForestCase]:
-    """Return prefill, cached decode and tree at each prompt length, beyond a sliding window."""
+    """Return prefill, cached decode and tree at prompt lengths up to beyond a sliding window."""
     num_tokens = num_tokens or num_drawn(checkpoint)
     longest = checkpoint.context_length - TREE_DEPTH
     wanted = [*PROMPT_LENGTHS, (checkpoint.sliding_window or 0) + PROMPT_LENGTHS[1]]
@@ -203,7 +203,7 @@ def forest_cases(checkpoint: Checkpoint, num_tokens: int | None = None) -> list[
 def differences(
     found: NDArray[np.float32], wanted: NDArray[np.float32] | NDArray[np.float64]
 ) -> NDArray[Any]:
-    """Return |found - wanted|; 0 if both are -inf: logits of tokens that a draft lacks."""
+    """Return |found - wanted|; 0 if both are -inf, as for tokens that a draft does not propose."""
     with np.errstate(invalid="ignore"):
         distances: NDArray[Any] = np.abs(found - wanted)
     distances[(found == -np.inf) & (wanted == -np.inf)] = 0
@@ -211,7 +211,7 @@ def differences(
 
 
 Heard = dict[tuple[torch.dtype, SourceValues], Tensor]
-"""Outputs of the encoder of sounds or pictures, (1, N, width) each, by type and source."""
+"""Encoder outputs of sounds or pictures, (1, N, width) each, by dtype and source."""
 
 
 def reference_logits(
@@ -220,11 +220,11 @@ def reference_logits(
     dtype: torch.dtype = torch.float32,
     heard: Heard | None = None,
 ) -> NDArray[Any]:
-    """Return (R, V) of ``dtype``: each node's logits after a plain causal pass over its path."""
+    """Return each node's logits, (R, V) of ``dtype``, from a plain causal pass over its path."""
     alone = dataclasses.replace(case, together=())
     heard = {} if heard is None else heard
-    found = [_request_logits(model, each, dtype, heard) for each in (alone, *case.together)]
-    return np.concatenate(found)
+    logits = [_request_logits(model, each, dtype, heard) for each in (alone, *case.together)]
+    return np.concatenate(logits)
 
 
 def _request_logits(
@@ -244,9 +244,13 @@ def _request_logits(
         steps = [i for i, nodes in enumerate(paths.T) if row_of_node.keys() & nodes.tolist()]
         wanted = torch.tensor(steps) + len(case.prefix_ids)
         with torch.no_grad(), ComputeIn(dtype):
-            found_rows = _path_logits(model, case, torch.from_numpy(np.stack(ids)), wanted, of_case)
-        for found, nodes in zip(found_rows.numpy(), paths[:, steps].tolist(), strict=True):
-            for values, node in zip(found, nodes, strict=True):
+            logits_by_path = _path_logits(
+                model, case, torch.from_numpy(np.stack(ids)), wanted, of_case
+            )
+        for path_logits, nodes in zip(
+            logits_by_path.numpy(), paths[:, steps].tolist(), strict=True
+        ):
+            for values, node in zip(path_logits, nodes, strict=True):
                 if node in row_of_node:
                     logits[row_of_node[node]] = values
     return logits
@@ -255,7 +259,7 @@ def _request_logits(
 def _path_logits(
     model: PreTrainedModel, case: ForestCase, ids: Tensor, wanted: Tensor, heard: Tensor | None
 ) -> Tensor:
-    """Return the logits of places (n,) of paths, (paths, length), as (paths, places, V)."""
+    """Return the logits (paths, n, V) at the places ``wanted``, (n,), of paths (paths, length)."""
     if heard is not None:
         outputs = BaseModelOutput(last_hidden_state=heard.expand(len(ids), -1, -1))
         output = model(encoder_outputs=outputs, decoder_input_ids=ids, use_cache=False)
@@ -270,7 +274,7 @@ def _path_logits(
 
 
 def _paths_by_length(case: ForestCase) -> list[NDArray[np.int64]]:
-    """Return the paths to all leaves, those of equal length as one (paths, length) array."""
+    """Return the paths to all leaves; paths of equal length are one array (paths, length)."""
     leaves = set(range(len(case.parents))) - set(case.parents.tolist())
     paths = [case.path_to(leaf) for leaf in sorted(leaves)]
     lengths = sorted({len(path) for path in paths})
@@ -293,7 +297,7 @@ def _case(
 
 
 def text_case(checkpoint: Checkpoint) -> ForestCase:
-    """Return this package's text in the checkpoint's tokens, cut to its context."""
+    """Return this package's text as the checkpoint's tokens, cut to its context."""
     return prefill_case(checkpoint, own_text_ids(checkpoint, TEXT_FILE, _MAX_TOKENS))
 
 
@@ -311,23 +315,25 @@ def prefill_case(checkpoint: Checkpoint, token_ids: NDArray[np.int64]) -> Forest
 
 
 def num_drawn(checkpoint: Checkpoint) -> int:
-    """Return the vocabulary size for random tokens: that of the tokenizer."""
+    """Return the vocabulary size for random tokens, which is the tokenizer's."""
     return min(checkpoint.vocab_size, highest_token_id(read_tokenizer(checkpoint)) + 1)
 
 
-def own_text_ids(checkpoint: Checkpoint, file: Path, most: int) -> NDArray[np.int64]:
-    """Return the first tokens of an English text, or random ones if it is another alphabet."""
+def own_text_ids(checkpoint: Checkpoint, file: Path, max_tokens: int) -> NDArray[np.int64]:
+    """Return the first tokens of an English text, or random tokens for other alphabets."""
     text = file.read_text("utf-8")
     tokenizer = Tokenizer.from_str(json.dumps(read_tokenizer(checkpoint)))
     if reads_little(text, tokenizer.decode(tokenizer.encode(text).ids)):
-        return np.random.default_rng(1).integers(0, num_drawn(checkpoint), most, dtype=np.int64)
-    return text_ids(checkpoint, [text], most)
+        return np.random.default_rng(1).integers(
+            0, num_drawn(checkpoint), max_tokens, dtype=np.int64
+        )
+    return text_ids(checkpoint, [text], max_tokens)
 
 
-def text_ids(checkpoint: Checkpoint, texts: Sequence[str], most: int) -> NDArray[np.int64]:
-    """Return the first tokens of texts, equally many of each; raise ExportError if unusable."""
+def text_ids(checkpoint: Checkpoint, texts: Sequence[str], max_tokens: int) -> NDArray[np.int64]:
+    """Return the first tokens of texts, equally many of each; ExportError if they are unusable."""
     tokenizer = Tokenizer.from_str(json.dumps(read_tokenizer(checkpoint)))
-    share = most // len(texts)
+    share = max_tokens // len(texts)
     parts = [np.array(tokenizer.encode(text).ids[:share], np.int64) for text in texts]
     token_ids = np.concatenate(parts)
     if len(token_ids) == 0 or token_ids.max() >= checkpoint.vocab_size:

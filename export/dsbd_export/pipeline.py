@@ -79,8 +79,9 @@ def export_bundle(
 ) -> ExportResult:
     """Export the checkpoints to ``config.output``; ``report`` gets a short line for each stage.
 
-    A bundle is whole or absent: after any error ``config.output`` is unchanged. ``check_defaults``:
-    of the runtime that will open it.
+    A bundle is complete or absent: after an error ``config.output`` is unchanged.
+
+    check_defaults: check of request defaults by the runtime that will open the bundle.
 
     Raises:
         ExportError: an option, a checkpoint, the pair or the result is not usable.
@@ -103,7 +104,7 @@ def export_bundle(
         writing(config.output, "free some space or choose another output"),
         new_bundle(config.output) as folder,
     ):
-        write_tokenizer_files(target, folder, report)  # early: it may be refused
+        write_tokenizer_files(target, folder, report)  # early, because the tokenizer may be refused
         check_request_defaults(target, folder, check_defaults)
         write_text_checks(folder, target.bos_token_id)
         target_entry = export_model(target, folder, config, report, source_of)
@@ -128,7 +129,7 @@ def export_bundle(
 def check_parity(
     folder: Path, output: Path, manifest: Manifest, exported: Mapping[str, Checkpoint | None]
 ) -> None:
-    """Raise ExportError if a complete bundle exceeds its limit; keep the bundle apart."""
+    """Raise ExportError if a complete bundle exceeds its limit; it is kept under another name."""
     for role, checkpoint in exported.items():
         if checkpoint is None:
             continue
@@ -139,7 +140,7 @@ def check_parity(
 def _agreed_models(
     target: Checkpoint, draft: Checkpoint | None, config: ExportConfig, report: Report
 ) -> tuple[Checkpoint, Checkpoint | None]:
-    """Return target and draft with one vocabulary, and without parts that are not exported."""
+    """Return target and draft with aligned vocabularies and with the parts that are exported."""
     check_pair(target, draft, config)
     target = kind_of(target).as_target(target)
     report_adapter(target.adapter, config.target, report)
@@ -163,7 +164,7 @@ def export_model(
     *,
     target: ModelEntry | None = None,
 ) -> ModelEntry:
-    """Write and check the folder of one model, and return its manifest entry."""
+    """Write and check the folder of a model, and return its manifest entry."""
     role, folder = checkpoint.role, bundle / checkpoint.role
     folder.mkdir()
     if target is not None:
@@ -172,7 +173,7 @@ def export_model(
         checkpoint, source_of(checkpoint), folder, config, report, target
     )
     config, wanted = made.options, made.references
-    gc.collect()  # the capture leaves cycles with the weights; parity needs that memory
+    gc.collect()  # the capture leaves cycles with the weights; parity needs their memory
     report(f"{role}: writing the prune graph")
     write_prune_graph(joined(parts), folder / PRUNE_FILE)
     if config.form == WEBGPU:
@@ -189,7 +190,7 @@ def export_model(
         report(f"warning: {reason}; the export continues, and its result is kept apart")
     elif warning := advice(checkpoint, config, parity):
         report(f"warning: {warning}")
-    record = checkpoint.folder / RECORD_FILE  # of dsbd-distill
+    record = checkpoint.folder / RECORD_FILE  # written by dsbd-distill
     if role == "draft" and record.is_file():
         write_record(folder, read_record(record))
     fields: dict[str, Any] = {"parity": parity}
@@ -219,7 +220,7 @@ def _write_model(
     report: Report,
     target: ModelEntry | None,
 ) -> tuple[Checkpoint, list[ExportPart], Made]:
-    """Write model.onnx, its weights, and further files of its parts."""
+    """Write model.onnx, its weights, and further files of the model's parts."""
     role = checkpoint.role
     report(f"{role}: loading the checkpoint")
     model = source.load(config.dtype, report)
@@ -279,7 +280,7 @@ def _write_graph(
     total = sum(weight.nbytes for weight in weights if weight is not None)
 
     def written(_: object, info: ir.external_data.CallbackInfo) -> None:
-        counter.done(info.offset, total)  # called before the weight is written there
+        counter.done(info.offset, total)  # called before the weight at this offset is written
 
     ir.save(graph, folder / captured.file, external_data=captured.weights, callback=written)
 
@@ -287,7 +288,7 @@ def _write_graph(
 def _with_attention(
     checkpoint: Checkpoint, missing: str | None, config: ModelOptions, report: Report
 ) -> ModelOptions:
-    """Return the options with a model's form of attention; ``missing``: why not exact, or ""."""
+    """Return the options with a model's form of attention; ``missing``: why not exact, if so."""
     if not missing or config.attention_form != EXACT:
         return config
     model = f"the {checkpoint.role} (family {checkpoint.family})"
@@ -303,7 +304,7 @@ def _with_attention(
 
 
 GraphPass = tuple[str, Callable[[ir.Model], str]]
-"""Its description, and a function that changes a graph in place and returns what was changed."""
+"""Its description, and a function that changes a graph in place and describes the change."""
 
 
 def _graph_passes(
@@ -316,7 +317,7 @@ def _graph_passes(
 
     def attend(graph: ir.Model) -> str:
         if not any(node.op_type == "TensorScatter" for node in graph.graph):
-            return "no attention over cached rows"  # an encoder's: its rows are computed once
+            return "no attention over cached rows"  # an encoder computes its rows once
         layers = [cache.layer for cache in attending(checkpoint.caches)]
         num_exact = attend_exactly(graph, checkpoint.context_length, layers, seen)
         return f"{num_exact} attentions with sums in {'double' if seen is None else 'integers'}"
@@ -346,7 +347,7 @@ def _graph_passes(
         passes.append(("taking operators of CUDA", use_cuda_operators))
     if config.quantized_form != "none":
         passes.append(("quantizing products", quantize))
-    # Never on CUDA, whose Split copies sizes there unless by columns.
+    # Never on CUDA, whose Split would copy sizes from the host; see ``merged_products``.
     if config.quantization == INT8_ROWS:
         passes.append(("turning heads", turn))
     if config.form == WEBGPU:
@@ -355,7 +356,7 @@ def _graph_passes(
 
 
 def _release_weights(model: PreTrainedModel, graphs: Sequence[EngineGraph]) -> None:
-    """Free the weights now: onnxscript's rules are global and keep the last graph."""
+    """Free the weights now, because onnxscript's rules are global and keep the last graph."""
     for value in (v for each in graphs for v in each.graph.graph.initializers.values()):
         value.const_value = None
     for parameter in model.parameters():
@@ -365,7 +366,7 @@ def _release_weights(model: PreTrainedModel, graphs: Sequence[EngineGraph]) -> N
 def manifest_entry(
     checkpoint: Checkpoint, config: ModelOptions, contract: ExportContract
 ) -> ModelEntry:
-    """Return the entry of an engine without a head and without its measured parity."""
+    """Return an engine's entry before its parts complete it and its parity is measured."""
     return ModelEntry(
         family=checkpoint.family,
         vocab_size=checkpoint.vocab_size,

@@ -1,4 +1,4 @@
-"""Progress lines of a long phase; warnings of libraries are silenced."""
+"""Progress lines of long phases; silencing of libraries' warnings."""
 
 import contextlib
 import io
@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TextIO, TypeVar
 
 Report = Callable[[str], None]
-"""Gets a short line."""
+"""Receives a short line of text."""
 
 Clock = Callable[[], float]
 Part = TypeVar("Part")
@@ -38,14 +38,14 @@ class Counter:
         self._began = self._last = clock()
 
     def done(self, number: int, total: int) -> None:
-        """Report that so many parts are done, if it is time; the last one ends the phase."""
+        """Report that ``number`` of ``total`` parts are done, if it is time and parts remain."""
         if 0 < number < total:
             shown_as, unit = (".1f", 10**6) if self._parts == MB else (".0f", 1)
             amounts = (f"{each / unit:,{shown_as}}" for each in (number, total))
             self._say(f"{' of '.join(amounts)} {self._parts}", number / total)
 
     def passed(self, share: float) -> None:
-        """Report that a share of the phase has passed, more than 0 and less than 1."""
+        """Report that a share of the phase, between 0 and 1, is done."""
         self._say(f"{share:.0%}", share)
 
     def _say(self, done: str, share: float) -> None:
@@ -57,13 +57,13 @@ class Counter:
 
 
 class PrintedSteps(io.TextIOBase):
-    """A stream for the steps that a library prints; some of them are reported."""
+    """A stream that receives the steps that a library prints; some of them are reported."""
 
     def __init__(self, share_by_text: Mapping[str, float], counter: Counter) -> None:
         self._share_by_text, self._counter = share_by_text, counter
 
     def write(self, text: str) -> int:
-        """Report the step of a text; print nothing."""
+        """Report the share of a known step; print nothing."""
         if (share := self._share_by_text.get(text)) is not None:
             self._counter.passed(share)
         return len(text)
@@ -82,7 +82,7 @@ def to_stdout(report: Report, stdout: TextIO) -> Report:
 def counted(
     parts: Sequence[Part], counter: Counter, size_of: Callable[[Part], int] = lambda _: 1
 ) -> Iterator[Part]:
-    """Yield the parts of a phase; each is counted, by its size, when the next one is requested."""
+    """Yield the parts of a phase; a part's size is counted when the next part is requested."""
     done, total = 0, sum(map(size_of, parts))
     for part in parts:
         yield part

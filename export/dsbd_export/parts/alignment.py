@@ -1,8 +1,8 @@
 """Alignment graph of a speech model: how some heads of its decoder attend to the sound.
 
-It is the decoder's graph with another output and the weights of model.onnx.data. By the attentions
-that follow the sound (``alignment_heads``) it returns which token is heard where; the shapes are
-those of ``dsbd_runtime.parts.source.alignment``.
+It is the decoder's graph with another output; it uses the weights of model.onnx.data. It returns
+the attention of the heads that follow the sound (``alignment_heads``), which shows when each token
+is heard. Shapes: ``dsbd_runtime.parts.source.alignment``.
 
     alignment_weights = Softmax(scale * query @ cross.key^T)       of these heads, (A, S, N)
 """
@@ -39,15 +39,15 @@ from dsbd_runtime.parts.source.speech_entry import (
 )
 
 LIMIT = 1e-4
-"""Of a weight, which is between 0 and 1, in fp32."""
-_NUM_TOKENS = 40  # of a compared text
-_PREFIX = "alignment."  # of the names inside
-_MEDIAN_FILTER_WIDTH = 7  # of a config that names none, as transformers has it
+"""Largest error of an attention weight, which is between 0 and 1, in fp32."""
+_NUM_TOKENS = 40  # tokens of a compared text
+_PREFIX = "alignment."  # prefix of names inside the graph
+_MEDIAN_FILTER_WIDTH = 7  # transformers' default for a config that names none
 
 
 @dataclass(frozen=True)
 class AlignmentCase:
-    """A text of a sound, and how the checkpoint attends."""
+    """A sound, tokens, and the checkpoint's attention weights."""
 
     sound: SourceValues
     token_ids: NDArray[np.int64]  # (S,) int64
@@ -55,7 +55,7 @@ class AlignmentCase:
 
 
 class ExportedAlignment(ExportPart):
-    """Attention of some heads to the sound, of a target whose checkpoint names these heads."""
+    """Attention of some heads to the sound, for a target whose checkpoint names these heads."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._checkpoint = checkpoint
@@ -82,7 +82,7 @@ class ExportedAlignment(ExportPart):
 
 
 def alignment_cases(model: PreTrainedModel, checkpoint: Checkpoint) -> list[AlignmentCase]:
-    """Return the cases that the graph is compared with; none if a bundle gets no such graph."""
+    """Return the cases with which the graph is compared, [] if the bundle gets no such graph."""
     speech = aligned_speech(checkpoint)
     if speech is None:
         return []
@@ -112,7 +112,7 @@ def alignment_cases(model: PreTrainedModel, checkpoint: Checkpoint) -> list[Alig
 
 
 def aligned_speech(checkpoint: Checkpoint) -> SpeechEntry | None:
-    """Return the speech entry of a target that names alignment heads, None of any other model."""
+    """Return the speech entry of a target with alignment heads, None for other models."""
     encoder = checkpoint.encoder
     if encoder is None or encoder.speech is None or checkpoint.role != "target":
         return None
@@ -121,7 +121,7 @@ def aligned_speech(checkpoint: Checkpoint) -> SpeechEntry | None:
 
 @contextlib.contextmanager
 def _eager_attention(model: PreTrainedModel) -> Iterator[None]:
-    """Let a model attend by the code that returns weights."""
+    """In the block, make a model use the attention code that returns weights."""
     before = model.config._attn_implementation
     model.set_attn_implementation("eager")
     try:
@@ -131,7 +131,7 @@ def _eager_attention(model: PreTrainedModel) -> Iterator[None]:
 
 
 def with_alignment(checkpoint: Checkpoint, max_abs_error: float = 0.0) -> EncoderEntry:
-    """Return the encoder of a speech model whose bundle has an alignment graph."""
+    """Return the encoder's entry for a bundle with an alignment graph."""
     encoder = entry_of(checkpoint)
     assert encoder.speech is not None  # as it has such heads
     width = int(getattr(checkpoint.config, "median_filter_width", _MEDIAN_FILTER_WIDTH))
@@ -143,14 +143,16 @@ def with_alignment(checkpoint: Checkpoint, max_abs_error: float = 0.0) -> Encode
 def alignment_error(
     bundle: Bundle, checkpoint: Checkpoint, cases: Sequence[AlignmentCase]
 ) -> float:
-    """Return the largest error of a weight; raise ExportError if the graph attends otherwise."""
+    """Return the largest error of an attention weight; raise ExportError if it is too large."""
     errors = []
     with parity_engine(bundle, checkpoint.role) as engine:
         for case in cases:
             first, *others = case.token_ids.tolist()
             with as_export_errors():
-                found = engine.model.part(Alignment).align(case.sound, [first], [*others, first])
-            errors.append(float(np.abs(found.weights - case.weights[:, 1:]).max()))
+                alignment = engine.model.part(Alignment).align(
+                    case.sound, [first], [*others, first]
+                )
+            errors.append(float(np.abs(alignment.weights - case.weights[:, 1:]).max()))
     error = max(errors)  # without the first row
     is_exact = bundle.entry(checkpoint.role).quantization == "none"
     if is_exact and not error <= LIMIT:  # also when it is NaN
@@ -164,7 +166,7 @@ def alignment_error(
 
 
 def write_alignment_graph(folder: Path, speech: SpeechEntry) -> None:
-    """Write alignment.onnx next to a decoder's model.onnx, whose weights it reads."""
+    """Write alignment.onnx next to a decoder's model.onnx, whose weights it uses."""
     assert speech.alignment_heads is not None  # the caller has asked
     heads = speech.alignment_heads
     model = onnx.load(folder / MODEL_FILE, load_external_data=False)
@@ -195,9 +197,9 @@ def write_alignment_graph(folder: Path, speech: SpeechEntry) -> None:
 
 
 def _runs(heads: Sequence[Sequence[int]]) -> Iterator[tuple[int, list[int]]]:
-    """Yield each layer with its heads, in the order of the heads: a layer again where it changes.
+    """Yield runs of consecutive heads of the same layer, as the layer and its heads.
 
-    [[1, 0], [1, 3], [2, 5]] are (1, [0, 3]) and (2, [5]).
+    [[1, 0], [1, 3], [2, 5]] gives (1, [0, 3]) and (2, [5]).
     """
     run: list[int] = []
     for index, (layer, head) in enumerate(heads):
@@ -210,7 +212,7 @@ def _runs(heads: Sequence[Sequence[int]]) -> Iterator[tuple[int, list[int]]]:
 def _append_weights(
     graph: onnx.GraphProto, attention: onnx.NodeProto, heads: list[int], prefix: str
 ) -> str:
-    """Put the weights of some heads over the sound, (1, A, S, N), on a graph; return their name."""
+    """Append nodes for some heads' weights over the sound, (1, A, S, N); return their name."""
     query, key, *_ = attention.input
     scale = next(each.f for each in attention.attribute if each.name == "scale")
     numbers = {

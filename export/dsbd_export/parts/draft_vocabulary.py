@@ -1,7 +1,7 @@
-"""Draft that proposes some tokens of the vocabulary only: which ones, and its head cut to them.
+"""Draft that proposes only some tokens of the vocabulary: choice of the tokens, cut of the head.
 
-With a large vocabulary the head is most of a small draft; the target decides on every token, so a
-shorter head costs acceptance alone (FR-Spec, arXiv 2502.14856).
+With a large vocabulary, the head is most of a small draft. The target decides on every token, so a
+shorter head only lowers the acceptance (FR-Spec, arXiv 2502.14856).
 """
 
 import dataclasses
@@ -23,12 +23,15 @@ from dsbd_export.progress import Report
 from dsbd_export.texts import readable_files, texts_of
 from dsbd_export.tokenizers.tokenizer_files import read_tokenizer
 
-_SHORTER, _SHORT = 8_192, 32_768  # tokens of a shorter head, the latter of many languages
-_WORTH_IT = 0.8  # of the weights that a call reads
+_SHORTER, _SHORT = (
+    8_192,
+    32_768,
+)  # tokens of a shorter head; the latter for vocabularies of many languages
+_WORTH_IT = 0.8  # share of the weights that a call may still read for the advice to be given
 
 
 def with_draft_vocabulary(draft: Checkpoint, options: DraftedOptions, report: Report) -> Checkpoint:
-    """Return the draft with the tokens that it may propose; raise ExportError if it cannot."""
+    """Return the draft with the tokens that it may propose; ExportError for unusable options."""
     num_tokens = options.draft_vocab
     if draft.proposed_tokens is not None:
         return _as_trained(draft, options, report)
@@ -55,7 +58,7 @@ def with_draft_vocabulary(draft: Checkpoint, options: DraftedOptions, report: Re
 
 
 def _as_trained(draft: Checkpoint, options: DraftedOptions, report: Report) -> Checkpoint:
-    """Return a draft that was trained to propose some tokens, which no option can change."""
+    """Return a draft that was trained to propose some tokens; ExportError for other options."""
     assert draft.proposed_tokens is not None
     num_tokens = len(draft.proposed_tokens)
     if options.draft_vocab is not None:
@@ -75,7 +78,7 @@ def _as_trained(draft: Checkpoint, options: DraftedOptions, report: Report) -> C
 def most_frequent_tokens(
     counts: NDArray[np.int64], always: Sequence[int], num_tokens: int
 ) -> NDArray[np.int64]:
-    """Return the most frequent tokens by counts (V,), (num_tokens,) int64 ascending."""
+    """Return the most frequent tokens by counts (V,), with ``always``; (num_tokens,) ascending."""
     ranks = counts.copy()
     ranks[list(always)] = np.iinfo(np.int64).max
     return np.sort(np.argsort(-ranks, kind="stable")[:num_tokens])
@@ -96,7 +99,7 @@ def _token_counts(draft: Checkpoint, texts: tuple[str, ...]) -> NDArray[np.int64
 
 
 def cut_head(model: PreTrainedModel, tokens: NDArray[np.int64]) -> None:
-    """Leave only the rows of ``tokens`` in the head of a model; raise ExportError if it cannot."""
+    """Keep only the rows of ``tokens`` in a model's head; ExportError if that is impossible."""
     head = model.get_output_embeddings()
     if not isinstance(head, nn.Linear):
         raise ExportError(
@@ -117,7 +120,7 @@ def cut_head(model: PreTrainedModel, tokens: NDArray[np.int64]) -> None:
 
 
 def shorter_head_advice(model: PreTrainedModel, draft: Checkpoint) -> str | None:
-    """Return what a shorter head of a draft would save, None if that is little."""
+    """Return advice about a shorter head of a draft, None if it would save little."""
     head, whole = model.get_output_embeddings(), draft.vocab_size
     is_settled = draft.proposed_tokens is not None or draft.names_proposed
     if draft.role != "draft" or is_settled or whole < LARGE_VOCABULARY:
@@ -142,9 +145,9 @@ def shorter_head_advice(model: PreTrainedModel, draft: Checkpoint) -> str | None
 
 
 def spread(logits: Tensor, tokens: Tensor | None, vocab_size: int) -> Tensor:
-    """Return logits of some tokens, (R, n), over the vocabulary, (R, V): -inf for all others.
+    """Return logits of some tokens, (R, n), as logits over the vocabulary, (R, V), else -inf.
 
-    tokens: (n,) int64; None: all. A scatter: a gather of single numbers takes ten times as long.
+    tokens: (n,) int64; None: all. A scatter is used: gathering single numbers is ten times slower.
     """
     if tokens is None:
         return logits
@@ -154,10 +157,10 @@ def spread(logits: Tensor, tokens: Tensor | None, vocab_size: int) -> Tensor:
     return others.scatter(-1, torch.where(every_row, tokens, tokens), logits)
 
 
-def without_others(found: Reference, tokens: NDArray[np.int64] | None) -> Reference:
-    """Return a reference whose logits are -inf for all but ``tokens``; None: as it is."""
+def without_others(reference: Reference, tokens: NDArray[np.int64] | None) -> Reference:
+    """Return a reference with logits -inf except for ``tokens``; None: the unchanged reference."""
     if tokens is None:
-        return found
-    logits = np.full_like(found.logits, -np.inf)
-    logits[:, tokens] = found.logits[:, tokens]
-    return dataclasses.replace(found, logits=logits)
+        return reference
+    logits = np.full_like(reference.logits, -np.inf)
+    logits[:, tokens] = reference.logits[:, tokens]
+    return dataclasses.replace(reference, logits=logits)

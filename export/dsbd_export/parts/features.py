@@ -1,4 +1,4 @@
-"""Features of a target: the hidden states that enter some of its layers, side by side."""
+"""Features of a target: the hidden states that enter some of its layers, concatenated."""
 
 from __future__ import annotations
 
@@ -29,23 +29,23 @@ from dsbd_export.parity_cases import ComputeIn, ForestCase, Reference
 from dsbd_runtime.parts.feature.feature_memory import FEATURE_ROWS, FEATURES, HostFeatures
 from dsbd_runtime.parts.feature.features import FeatureEntry
 
-# By (dtype, quantize): the norm of the error over that of the features, of the text. Another
-# layer's hidden states, or another row's, are off by about 1.
+# By (dtype, quantize): limit of the norm of the error divided by the norm of the features, for the
+# text. Hidden states of another layer or row have an error of about 1.
 _LIMITS = {("fp32", "none"): 1e-4, ("fp16", "none"): 2e-2, ("bf16", "none"): 5e-2}
 _LIMIT_QUANTIZED = 0.4
 NUM_LAYERS = 3
-"""How many hidden states make a feature of the published drafts."""
+"""Number of hidden states in a feature of the published drafts."""
 
 
 class ExportedFeatures(ExportPart):
     """The hidden states of some nodes, (F, width), for a feature draft."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
-        assert checkpoint.feature_layers is not None  # the caller has asked
+        assert checkpoint.feature_layers is not None  # the caller has checked
         self._checkpoint, self._layers = checkpoint, checkpoint.feature_layers
 
     def contract(self) -> ExportContract:
-        rows = Example((Axis("F", 4, least=0),))
+        rows = Example((Axis("F", 4, min_size=0),))
         layers = list(self._layers)
         hidden_size = int(self._checkpoint.config.get_text_config().hidden_size)
         features = FeatureEntry(width=len(layers) * hidden_size, layers=layers)
@@ -92,42 +92,43 @@ class ExportedFeatures(ExportPart):
 
 
 def default_layers(num_layers: int) -> tuple[int, ...]:
-    """Return the layers whose inputs the published drafts read: 2, half of them, all but three.
+    """Return the layers whose inputs the published drafts read: 2, n // 2 and n - 3 of n layers.
 
-    In a model of few layers they are moved apart: of 6 layers 2, 3 and 4, of 2 layers 0 and 1.
+    In a model with few layers they are moved apart: 2, 3 and 4 of 6 layers, 0 and 1 of 2 layers.
     """
     if num_layers < NUM_LAYERS:
         return tuple(range(num_layers))
-    found: list[int] = []
+    layers: list[int] = []
     for place, layer in enumerate(sorted((2, num_layers // 2, num_layers - 3))):
-        least = found[-1] + 1 if found else 0
-        most = num_layers - NUM_LAYERS + place
-        found.append(min(max(layer, least), most))
-    return tuple(found)
+        lowest = layers[-1] + 1 if layers else 0
+        highest = num_layers - NUM_LAYERS + place
+        layers.append(min(max(layer, lowest), highest))
+    return tuple(layers)
 
 
 def layers_of(model: PreTrainedModel) -> nn.ModuleList:
     """Return the transformer layers of a model; raise ExportError unless it has one list."""
     number = model.config.get_text_config().num_hidden_layers
-    found = [
+    lists = [
         module
         for module in model.modules()
         if isinstance(module, nn.ModuleList) and len(module) == number
     ]
-    inner = {each for other in found for each in other.modules() if each is not other}
-    found = [each for each in found if each not in inner]
-    if len(found) != 1:
+    inner = {each for other in lists for each in other.modules() if each is not other}
+    lists = [each for each in lists if each not in inner]
+    if len(lists) != 1:
         raise ExportError(
-            f"{type(model).__name__} has {len(found)} lists of {number} layers, expected one, so "
+            f"{type(model).__name__} has {len(lists)} lists of {number} layers, expected one, so "
             "its features cannot be taken; export it without --features"
         )
-    return found[0]
+    return lists[0]
 
 
 class LayerInputs:
-    """Inside this context hidden states that enter some layers are in ``seen``, (1, S, H) each.
+    """Context in which ``seen`` gets the hidden states that enter some layers, (1, S, H) each.
 
-    The number of layers stands for the LM head: its hidden states come after the final norm.
+    The number of layers stands for the LM head, whose input are the hidden states after the final
+    norm.
     """
 
     def __init__(self, model: PreTrainedModel, layers: Sequence[int]) -> None:
@@ -152,7 +153,7 @@ class LayerInputs:
             handle.remove()
 
     def rows(self, feature_rows: Tensor) -> Tensor:
-        """Return the features of some rows of a batch of one, (F, width)."""
+        """Return the features of some rows, (F, width); the batch size is one."""
         parts = [self.seen[layer][0].index_select(0, feature_rows) for layer in self._layers]
         return torch.cat(parts, dim=-1)
 
@@ -172,10 +173,10 @@ class LayerInputs:
 
 
 def relative_error(engine: ParityEngine, case: ForestCase, wanted: NDArray[np.float32]) -> float:
-    """Return the norm of the error over that of the features; infinite if the shapes differ."""
-    found = engine.result(case, with_features=True).features
-    assert isinstance(found, HostFeatures)  # of an engine on the CPU that returns them
-    if found.array.shape != wanted.shape:
+    """Return the norm of the error divided by the features' norm; infinite if shapes differ."""
+    features = engine.result(case, with_features=True).features
+    assert isinstance(features, HostFeatures)  # the engine runs on the CPU and returns features
+    if features.array.shape != wanted.shape:
         return float("inf")
-    difference = found.array.astype(np.float64) - wanted
+    difference = features.array.astype(np.float64) - wanted
     return float(np.linalg.norm(difference) / np.linalg.norm(wanted))

@@ -1,18 +1,18 @@
-"""Head: the logits of some nodes, and the top-k head: their K largest and the log-sum of all.
+"""Head: the logits of some nodes; and the top-k head: the K largest logits and the log-sum of all.
 
-The top-k head is put on the finished file, and judged against the logits; shapes:
+The top-k head is added to the finished file and compared with the logits. Shapes:
 ``dsbd_runtime.parts.head.head``.
 
     top_logits, top_ids = TopK(logits, K)                  largest first, ties by lower id
     logsumexp           = top_logits[0] - LogSoftmax(logits)[top_ids[0]], or for WebGPU
                           top_logits[0] + log(sum(exp(logits - top_logits[0])))
 
-The logits that it reads stay an output, which costs nothing: a host copies the rows that it needs.
-Of a draft with a vocabulary of its own (``draft_vocabulary``) the head reads the logits before they
-are spread over the target's, and ``logits`` is no output any more.
+``logits`` stays an output, which costs nothing, because a host copies only the rows that it needs.
+For a draft that proposes only some tokens (``draft_vocabulary``), the head reads the logits before
+they are spread over the target's vocabulary, and ``logits`` is removed from the outputs.
 
-ReduceLogSumExp of onnxruntime 1.31 on CPU adds up in float32 one after the other (20 rows of
-128,256 logits: 16 ms, wrong by 2e-4; LogSoftmax 0.6 ms, 6e-6).
+ReduceLogSumExp is not used: onnxruntime 1.31 on a CPU sums one number after the other in float32
+(20 rows of 128,256 logits: 16 ms, error 2e-4; LogSoftmax: 0.6 ms, 6e-6).
 """
 
 from collections.abc import Sequence
@@ -53,7 +53,7 @@ class ExportedHead(ExportPart):
     """Logits over the vocabulary, (R, V) float32; -inf for tokens that a draft does not propose."""
 
     def contract(self) -> ExportContract:
-        rows = Example((Axis("R", 3, least=0),))
+        rows = Example((Axis("R", 3, min_size=0),))
         return ExportContract(
             inputs={LOGIT_ROWS: rows},
             outputs=(LOGITS,),
@@ -87,15 +87,15 @@ class ExportedHead(ExportPart):
         return {"logits": options.logits, "full_logits": keeps_logits}
 
 
-_PREFIX = "topk_head."  # of the names inside the head
+_PREFIX = "topk_head."  # prefix of names inside the head
 
-# Of the largest logit: the head only copies logits and adds up, so the precision of the graph
-# before it, fp16 or quantized, plays no part.
+# Largest error relative to the largest logit. The head only copies and sums logits, so the
+# precision of the graph before it (fp16, quantized) does not matter.
 RELATIVE_LIMIT = 1e-5
 
 
 def check_num_top_logits(num_top_logits: int, vocab_size: int) -> None:
-    """Raise unless the vocabulary has as many tokens as the head is to return."""
+    """Raise ExportError if the head would return more tokens than the vocabulary has."""
     if num_top_logits > vocab_size:
         raise ExportError(
             f"logits='topk:{num_top_logits}' names more logits than the vocabulary has "
@@ -108,17 +108,17 @@ class ProposedLogits:
     """Logits of a draft before they are spread over the vocabulary."""
 
     logits: str  # name of the tensor, (R, n)
-    tokens: str  # name of the initializer with the token of each, n int64 in any shape
+    tokens: str  # name of the initializer with their tokens, n int64 in any shape
     number: int  # n
 
 
 def append_topk_head(model_file: Path, num_top_logits: int, *, for_webgpu: bool = False) -> bool:
-    """Put the head on a graph file; return whether ``logits`` is an output still."""
+    """Add the head to a graph file; return whether ``logits`` is still an output."""
     model = onnx.load(model_file, load_external_data=False)
     graph = model.graph
     proposed = proposed_logits(graph)
     if proposed is not None and proposed.number < num_top_logits:
-        proposed = None  # the others are filled up with -inf
+        proposed = None  # the output is filled up with logits of -inf
     position = [output.name for output in graph.output].index(LOGITS)
     logits = graph.output[position]
     num_rows = logits.type.tensor_type.shape.dim[0].dim_param
@@ -138,13 +138,13 @@ def append_topk_head(model_file: Path, num_top_logits: int, *, for_webgpu: bool 
         if proposed is not None or name != "all"
     )
     if proposed is not None:
-        _remove_unused(graph)  # what spread the logits
+        _remove_unused(graph)  # nodes that spread the logits
     onnx.save(model, model_file)
     return proposed is None
 
 
 def proposed_logits(graph: onnx.GraphProto) -> ProposedLogits | None:
-    """Return what ``draft_vocabulary.spread`` spreads over the vocabulary, None without that."""
+    """Return the input of ``draft_vocabulary.spread`` in a graph, None if it is not used."""
     producers = {name: node for node in graph.node for name in node.output}
     initializers = {value.name: value for value in graph.initializer}
     scatter = producers[LOGITS]
@@ -180,7 +180,7 @@ def _head_nodes(proposed: ProposedLogits | None, *, for_webgpu: bool) -> list[on
         helper.make_node("TopK", [logits, k], [TOP_LOGITS, ids], axis=-1, largest=1, sorted=1),
         helper.make_node("Slice", [TOP_LOGITS, first, second, second], [best_logit]),
         *log_sum(logits, best_logit, ids, row_sums),
-        # of one number: for WebGPU outputs are computed, see ``webgpu_graph.compute_outputs``
+        # a sum of one number: for WebGPU outputs are computed, see ``compute_outputs``
         helper.make_node("ReduceSum", [row_sums, second], [LOGSUMEXP], keepdims=0)
         if for_webgpu
         else helper.make_node("Squeeze", [row_sums, second], [LOGSUMEXP]),
@@ -225,7 +225,7 @@ def _log_sum_by_exponentials(
 
 @dataclass(frozen=True)
 class HeadRows:
-    """Outputs for R rows: (R, K) int64, (R, K) float32, (R,) float32, (R, V) float32 or none."""
+    """Outputs for R rows: (R, K) int64, (R, K) float32, (R,) float32, (R, V) float32 or None."""
 
     top_ids: NDArray[np.int64]
     top_logits: NDArray[np.float32]
@@ -236,7 +236,7 @@ class HeadRows:
 def add_topk_head(
     bundle: Bundle, checkpoint: Checkpoint, cases: Sequence[ForestCase], options: ModelOptions
 ) -> bool:
-    """As ``append_topk_head``; then compare with the logits, or raise ExportError."""
+    """Add the head by ``append_topk_head``; raise ExportError if it differs from the logits."""
     role, num_top_logits = checkpoint.role, options.num_top_logits
     longest = max(case.prompt_length for case in cases)
     cases = [case for case in cases if case.prompt_length == longest]
@@ -250,10 +250,10 @@ def add_topk_head(
     bundle = unwritten_bundle(bundle.path, role, entry, bundle.manifest.target)
     with parity_engine(bundle, role) as engine:
         for case, logits in zip(cases, logits_by_case, strict=True):
-            found = engine.result(case).logits
-            assert isinstance(found, TopLogits)  # as the manifest says
-            full = None if found.kept is None else found.kept.read(np.arange(len(found)))
-            rows = HeadRows(found.top_ids, found.top_logits, found.logsumexp, full)
+            top = engine.result(case).logits
+            assert isinstance(top, TopLogits)  # the entry says so
+            full = None if top.kept is None else top.kept.read(np.arange(len(top)))
+            rows = HeadRows(top.top_ids, top.top_logits, top.logsumexp, full)
             if problem := head_problem(rows, logits, num_top_logits):
                 raise ExportError(
                     f"parity failed: the top-k head of the {role} (family "
@@ -263,32 +263,32 @@ def add_topk_head(
     return keeps_logits
 
 
-def head_problem(found: HeadRows, logits: NDArray[np.float32], num_top_logits: int) -> str | None:
-    """Return the first error in the head's rows, given all logits (R, V); None without one."""
+def head_problem(rows: HeadRows, logits: NDArray[np.float32], num_top_logits: int) -> str | None:
+    """Return the first error in the head's rows, given all logits (R, V); None if all are right."""
     wanted_shape = (len(logits), num_top_logits)
-    if found.top_ids.shape != wanted_shape or found.top_logits.shape != wanted_shape:
-        return f"shape {found.top_ids.shape}, expected {wanted_shape}"
-    if found.logits is not None and found.logits.shape != logits.shape:
-        return f"logits has shape {found.logits.shape}, expected {logits.shape}"
+    if rows.top_ids.shape != wanted_shape or rows.top_logits.shape != wanted_shape:
+        return f"shape {rows.top_ids.shape}, expected {wanted_shape}"
+    if rows.logits is not None and rows.logits.shape != logits.shape:
+        return f"logits has shape {rows.logits.shape}, expected {logits.shape}"
     ids = np.argsort(-logits, axis=1, kind="stable")[:, :num_top_logits]
     possible = np.abs(logits, where=logits > -np.inf, out=np.zeros_like(logits))
     limit = RELATIVE_LIMIT * max(1.0, float(possible.max()))
     largest = logits.max(axis=1).astype(np.float64)
     log_sums = largest + np.log(np.exp(logits - largest[:, None]).sum(axis=1))
-    best, chosen = (np.take_along_axis(logits, by, axis=1) for by in (ids, found.top_ids))
+    best, chosen = (np.take_along_axis(logits, by, axis=1) for by in (ids, rows.top_ids))
     errors = {
-        "top_logits": differences(found.top_logits, best),
-        # Two engines may round a tie differently: an id is right if its logit is.
-        "top_ids": differences(found.top_logits, chosen),
-        "logsumexp": differences(found.logsumexp, log_sums),
+        "top_logits": differences(rows.top_logits, best),
+        # Two engines may round a tie differently: an id is right if its logit is right.
+        "top_ids": differences(rows.top_logits, chosen),
+        "logsumexp": differences(rows.logsumexp, log_sums),
     }
-    if found.logits is not None:
-        errors["logits"] = differences(found.logits, logits)
+    if rows.logits is not None:
+        errors["logits"] = differences(rows.logits, logits)
     for name, error in errors.items():
         worst = float(error.max())
         if not worst <= limit:  # also when it is NaN
             return f"{name} differs by {worst:.3g}, the limit is {limit:.3g}"
-    in_order = np.sort(found.top_ids, axis=1)
+    in_order = np.sort(rows.top_ids, axis=1)
     if (in_order[:, 1:] == in_order[:, :-1]).any():
         return "top_ids names a token twice"
     return None

@@ -1,8 +1,8 @@
 """Rows of the caches: masks, keys and values of every row, and recent rows.
 
 Recent rows are inputs of convolutions, and rows of recurrences after their checkpoints. Short
-convolutions are over the paths of a forest (docs/algorithm.md 3.11): a token reads its own input
-and those of its last k - 1 ancestors, rows of a cache that an input of the graph names.
+convolutions follow the paths of a forest (docs/algorithm.md 3.11): a token reads its own input and
+the inputs of its last k - 1 ancestors. An input of the graph has the ancestors' rows of the cache.
 """
 
 from collections.abc import Iterator
@@ -63,7 +63,7 @@ EVERY_ROW = RowSpace(Axis("C", 13), WRITE_INDICES, SRC_ROWS, "K")
 
 
 class ExportedAttention(ExportPart):
-    """Masks and rows, which every engine has: a model with recurrences alone reads a mask too."""
+    """Masks and rows of every engine; a model that has only recurrences reads a mask too."""
 
     def contract(self) -> ExportContract:
         checkpoint = self._checkpoint
@@ -90,9 +90,9 @@ class ExportedAttention(ExportPart):
         return masked
 
     def _mask_argument(self, masks: list[Tensor]) -> Tensor | dict[str, Tensor | None] | None:
-        """Return the masks as ``generate`` hands ready-made ones to a model.
+        """Return the masks in the form in which ``generate`` passes prepared masks to a model.
 
-        One tensor where all layers share it, else a dict by layer type.
+        This is one tensor if all layers share it, else a dict by layer type.
         """
         checkpoint = self._checkpoint
         if not any(checkpoint.layer_masks):
@@ -110,19 +110,19 @@ class PathConvolutions:
     """Replacement for torch's ``conv1d``: a convolution over each node's path."""
 
     def __init__(self, ancestors: Tensor) -> None:
-        """ancestors: (S, A) int64, cache rows, the oldest first; -1 before the path begins."""
+        """Take each node's ancestors, (S, A) int64 cache rows, oldest first; -1 before its path."""
         self._ancestors = ancestors
         self._rows: Tensor | None = None
         self._new: Tensor | None = None
 
     def read(self, rows: Tensor, new: Tensor) -> None:
-        """Let the next convolution read rows of a cache, (1, 1, C, W), with new ones, (1, W, S)."""
+        """Set the rows of a cache, (1, 1, C, W), and the new rows, (1, W, S), of the next call."""
         self._rows, self._new = rows, new
 
     def convolved(
         self, states: Tensor, weight: Tensor, bias: Tensor | None = None, **options: Any
     ) -> Tensor:
-        """Return (1, W, S): products of k rows and k weights, added in the order of the path."""
+        """Return (1, W, S): sums of k rows times k weights, added from the node upwards."""
         rows, new = self._rows, self._new
         self._rows = self._new = None
         num_channels, group, size = weight.shape
@@ -139,8 +139,10 @@ class PathConvolutions:
         total = new[0].t() * weight[:, -1]  # (S, W)
         for place in range(1, size):
             above = self._ancestors[:, -place]
-            found = rows[0, 0][above.clamp(min=0)]
-            seen = torch.where(above[:, None] >= 0, found, torch.zeros((), dtype=found.dtype))
+            ancestor_rows = rows[0, 0][above.clamp(min=0)]
+            seen = torch.where(
+                above[:, None] >= 0, ancestor_rows, torch.zeros((), dtype=ancestor_rows.dtype)
+            )
             total = total + seen * weight[:, -1 - place]
         if bias is not None:
             total = total + bias

@@ -1,6 +1,7 @@
 """Sources: cross rows from an encoder, which the decoder's rows read.
 
-The encoder's graph reads weights that model.onnx.data has byte for byte from there.
+If model.onnx.data has the same bytes as a weight of the encoder, the encoder's graph reads the
+weight from there.
 """
 
 import contextlib
@@ -64,10 +65,10 @@ _SOURCES = Axis("B", 2)
 
 
 class FixedCrossRows(Cache):  # type: ignore[misc]  # transformers has no types
-    """Cross rows that are there already: every layer reads them, none writes."""
+    """Cross rows that are computed already: layers read them and never write."""
 
     def __init__(self, rows: Sequence[LayerCache]) -> None:
-        """rows: key and value of each layer, (B, H, N, D)."""
+        """Take key and value of each layer, (B, H, N, D)."""
         super().__init__(layers=[])
         self.layers = [SimpleNamespace(keys=keys, values=values) for keys, values in rows]
 
@@ -75,12 +76,12 @@ class FixedCrossRows(Cache):  # type: ignore[misc]  # transformers has no types
         return len(self.layers)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Return a number above 0: the rows are there."""
+        """Return a number above 0, which means that the rows exist."""
         return 1
 
 
 class ExportedSources(ExportPart):
-    """Sources of a call of a decoder: their cross rows, and which source each row reads."""
+    """Sources of a decoder's call: their cross rows, and which source each row reads."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._checkpoint = checkpoint
@@ -142,17 +143,17 @@ class ExportedSources(ExportPart):
 
 
 def entry_of(checkpoint: Checkpoint) -> EncoderEntry:
-    """Return the encoder of a checkpoint that has one."""
-    assert checkpoint.encoder is not None  # the caller has asked
+    """Return the encoder's entry of an encoder-decoder."""
+    assert checkpoint.encoder is not None  # the caller has checked
     return checkpoint.encoder
 
 
 @contextlib.contextmanager
 def _only_rows(model: PreTrainedModel, rows: Tensor) -> Iterator[None]:
-    """Let the head of a model read some rows alone: encoder-decoders take no ``logits_to_keep``."""
+    """Make a model's head read only ``rows``: encoder-decoders have no ``logits_to_keep``."""
     head: Any = model.get_output_embeddings()
-    own = head.forward
-    head.forward = lambda hidden: own(hidden[:, rows])
+    original = head.forward
+    head.forward = lambda hidden: original(hidden[:, rows])
     try:
         yield
     finally:
@@ -160,36 +161,41 @@ def _only_rows(model: PreTrainedModel, rows: Tensor) -> Iterator[None]:
 
 
 def fixed_sources(encoder: EncoderEntry) -> list[SourceValues]:
-    """Return sounds or pictures of one shape that the parity gate compares."""
+    """Return sounds or pictures, all of the encoder's fixed shape, for the parity gate."""
     if (picture := encoder.picture) is not None:
         size = picture.height, picture.width
         return [picture.source_of(each) for each in drawn_pictures(size, size, size).values()]
-    assert encoder.speech is not None  # the other kind
+    assert encoder.speech is not None  # it reads pictures or sound
     num_mels, num_frames = encoder.speech.shape
     drawn = drawn_features(num_mels, num_frames, num_frames, num_frames)
     return [SoundFeatures(features) for features in drawn.values()]
 
 
-_ALIGNED_FROM, _ALIGNMENT = 2**20, 2**16  # bytes: as the weights of other graphs, to be mapped
+_ALIGNED_FROM, _ALIGNMENT = (
+    2**20,
+    2**16,
+)  # bytes; large weights are aligned as in other graphs, so that they can be mapped
 
 
 def share_weights(folder: Path) -> int:
-    """Remove from the encoder's weights those that the decoder has; return the bytes saved."""
+    """Remove weights from the encoder's file that the decoder also has; return the bytes saved."""
     if not ((folder / WEIGHTS_FILE).is_file() and (folder / ENCODER_WEIGHTS_FILE).is_file()):
-        return 0  # so few that they lie in the graphs
+        return 0  # the weights are so few that they are in the graphs
     decoder = onnx.load(folder / MODEL_FILE, load_external_data=False)
     encoder = onnx.load(folder / ENCODER_FILE, load_external_data=False)
-    theirs, own = (
+    decoder_bytes, encoder_bytes = (
         np.memmap(folder / n, np.uint8, "r") for n in (WEIGHTS_FILE, ENCODER_WEIGHTS_FILE)
     )
-    known = defaultdict(list)
+    decoder_weights = defaultdict(list)
     for weight in _stored(decoder, WEIGHTS_FILE):
-        known[weight.data_type, tuple(weight.dims)].append(weight)
+        decoder_weights[weight.data_type, tuple(weight.dims)].append(weight)
     num_saved, kept = 0, []
     for weight in _stored(encoder, ENCODER_WEIGHTS_FILE):
-        numbers = _bytes_of(weight, own)
-        alike = known[weight.data_type, tuple(weight.dims)]
-        same = next((w for w in alike if np.array_equal(_bytes_of(w, theirs), numbers)), None)
+        numbers = _bytes_of(weight, encoder_bytes)
+        alike = decoder_weights[weight.data_type, tuple(weight.dims)]
+        same = next(
+            (w for w in alike if np.array_equal(_bytes_of(w, decoder_bytes), numbers)), None
+        )
         if same is None:
             kept.append((weight, numbers))
             continue

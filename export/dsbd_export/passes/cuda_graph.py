@@ -1,11 +1,11 @@
-"""CUDA's form of a graph: ONNX Runtime's own operators, each a kernel in the place of several.
+"""CUDA's form of a graph: ONNX Runtime's own operators, each of which replaces several kernels.
 
-* ``Add`` and ``RMSNormalization`` of its sum become ``SkipSimplifiedLayerNormalization``, which
+* ``Add`` and the ``RMSNormalization`` of its sum become ``SkipSimplifiedLayerNormalization``. It
   returns both the sum and the norm, so the residual stream is read once.
-* Masks become numbers to add once a forward, in the type of the attention. Of a bool mask every
-  attention makes such numbers for itself, and searches them for rows that see nothing.
+* Once per forward, masks are converted to numbers that are added to scores, in the attention's
+  type. With a bool mask, every attention would do that again, and search for rows that see nothing.
 
-A bundle of this form runs on the CPU provider too, which has the operators, but not in TensorRT.
+A bundle of this form also runs on the CPU provider, which has these operators, but not in TensorRT.
 """
 
 import onnx_ir as ir
@@ -15,12 +15,12 @@ from dsbd_export.config import MICROSOFT_DOMAIN
 from dsbd_export.passes.optimize import added_mask
 
 _MICROSOFT_OPSET = 1
-_MASK_INPUT = 3  # of Attention
-_SUM_OUTPUT = 3  # of SkipSimplifiedLayerNormalization
+_MASK_INPUT = 3  # index of Attention's input
+_SUM_OUTPUT = 3  # index of SkipSimplifiedLayerNormalization's output
 
 
 def use_cuda_operators(model: ir.Model) -> str:
-    """Give a graph CUDA's form in place; return what was done, as progress."""
+    """Convert a graph to CUDA's form in place; return a line of progress."""
     num_norms = fuse_skipped_norms(model)
     num_masks = add_masks(model)
     PassManager([common.RemoveUnusedNodesPass(), common.RemoveUnusedOpsetsPass()])(model)
@@ -57,7 +57,7 @@ def fuse_skipped_norms(model: ir.Model) -> int:
 
 
 def _is_sum_of_rows(total: ir.Node, norm: ir.Node) -> bool:
-    """Return whether ``total`` adds two tensors (1, S, H) in the precision that ``norm`` scales."""
+    """Return whether ``total`` adds two tensors (1, S, H) in the precision of ``norm``'s scale."""
     values = (*total.inputs, norm.inputs[1])
     if total.op_type != "Add" or norm.attributes.get_int("axis", -1) != -1:
         return False
@@ -76,7 +76,7 @@ def _is_sum_of_rows(total: ir.Node, norm: ir.Node) -> bool:
 
 
 def add_masks(model: ir.Model) -> int:
-    """Let every Attention add its mask; return how many masks were turned into numbers."""
+    """Make every Attention add its mask as numbers; return how many masks were converted."""
     graph = model.graph
     numbers: dict[ir.Value, ir.Value] = {}
     for node in list(graph):

@@ -1,17 +1,18 @@
-"""Attention whose sums are the same, bit for bit, wherever the visible rows lie in the cache.
+"""Attention whose sums are the same, bit for bit, wherever the visible rows are in the cache.
 
-ONNX Runtime adds up the softmax and the product with the values in an order that follows from the
+The order in which ONNX Runtime sums the softmax and the product with the values depends on the
 places and the number of other rows. Here every Attention node becomes
 
     scores = query @ key^T * scale + mask         fp32, query heads of one key head as rows
     weights = exp(scores - max(scores))           fp32, element by element
     attended = (weights @ value) / sum(weights)   by one of the ``Sums`` below
 
-``DoubleSums`` adds up in double and rounds to fp32 at the end: another order moves a result in
-about one of 1e8 cases, by the last bit. ``IntegerSums`` is exact: weights and values are integers
-so small that every partial sum is an integer below 2^24, which fp32 holds. Scores are products over
-the head's width; onnxruntime computes them in one order for any number of rows but one, which takes
-another kernel. So such a product gets a further row of zeros; so do fp32 experts.
+``DoubleSums`` sums in double and rounds to fp32 at the end. In about one of 1e8 cases another order
+changes the last bit of a result. ``IntegerSums`` is exact: weights and values are integers so small
+that every partial sum is an integer below 2^24, which fp32 represents exactly. Scores are products
+over the head's width. onnxruntime computes them in the same order for any number of rows except
+one, for which it uses another kernel. So such a product gets one more row, of zeros. Products of
+fp32 experts get one too.
 """
 
 import math
@@ -28,39 +29,41 @@ from dsbd_export.passes.optimize import known_heads_and_width
 from dsbd_export.passes.weighted_layers import Store, replace_node, shape_of, weight_of
 from dsbd_runtime.parts.attention.cache_entries import KEY, VALUE, present_name
 
-_EXACT_BITS = 24  # integers of fp32
-_WEIGHT_BITS = 14  # of a row's largest weight
-_SHARE_BITS = 15  # of the sum of a row's shares
-_BELOW = 1e-3  # of the exponent: rounding may not take the largest weight beyond its bits
+_EXACT_BITS = 24  # bits of integers that fp32 represents exactly
+_WEIGHT_BITS = 14  # bits of a row's largest weight
+_SHARE_BITS = 15  # bits of the sum of a row's shares
+_BELOW = 1e-3  # subtracted from the exponent, so that rounding keeps the largest weight in its bits
 _MAX_ROWS_IN_FP32 = 4096  # 2^12 rows of 2^12 each are 2^24
-_HEADROOM = 2.0  # representable values beyond the largest one that was seen
-_SMALLEST_CHANNEL = 0.05  # of the layer's largest value: a channel may have been silent by chance
+_HEADROOM = 2.0  # largest representable value relative to the largest observed one
+_SMALLEST_CHANNEL = (
+    0.05  # relative to the layer's largest value: a channel may have been small by chance
+)
 _HIDDEN = -1e30
-_BY_PACKET = ("Cos", "Sin")  # Eigen computes what does not fill a packet by other functions
-_PACKET = 16  # numbers, the widest there is
-_KEEPS_ROWS = ("Identity", "Cast", "Reshape", "Slice")  # the last cuts a sink off
+_BY_PACKET = ("Cos", "Sin")  # Eigen uses other functions for numbers that do not fill a packet
+_PACKET = 16  # numbers of the widest packet
+_KEEPS_ROWS = ("Identity", "Cast", "Reshape", "Slice")  # Slice removes a sink
 _CHANGES_LAYOUT = ("Identity", "Reshape", "Transpose", "Mul")
 
 
 class Sums(Protocol):
-    """Softmax and product with the values, added up so that no order shows."""
+    """Softmax and product with the values, whose sums do not depend on the order of rows."""
 
     def attended(
         self, tape: ir.tape.Tape, scores: ir.Value, value: ir.Value, *, has_sink: bool = False
     ) -> ir.Value:
         """Return softmax(scores) @ value.
 
-        scores: (1, Hkv, M, C), ``_HIDDEN`` or far below the others where a row is not visible; with
-            a sink (1, Hkv, M, C + 1), the last of them without a value.
+        scores: (1, Hkv, M, C). Rows that are not visible have ``_HIDDEN``, or scores far below the
+            others. With a sink (1, Hkv, M, C + 1); the last column has no value.
         value: (1, Hkv, C, D), an output of the graph. The result is (1, Hkv, M, D).
         """
 
     def prepare_value(self, tape: ir.tape.Tape, layer: int, new: ir.Value) -> ir.Value:
-        """Return the S new values of a layer, (1, Hkv, S, D), as the cache should hold them."""
+        """Return a layer's S new values, (1, Hkv, S, D), in the form that the cache stores."""
 
 
 class DoubleSums:
-    """Sums in double; the values stay as they are."""
+    """Sums in double; the values are unchanged."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -83,21 +86,21 @@ class DoubleSums:
 
 
 class IntegerSums:
-    """Sums of integers that fp32 holds exactly, so any order gives the same bits.
+    """Sums of integers that fp32 represents exactly, so any order gives the same bits.
 
-    weights = round(2^b * exp(scores - max))       b = 14, or so that all C of them fit 24 bits
+    weights = round(2^b * exp(scores - max))       b = 14, or less, so that C weights fit 24 bits
     shares  = round(2^15 * weights / sum(weights))
     attended = (shares @ value) / sum(shares) * scale
 
-    The cache holds value = round(v / scale), at most ``limit``, with one scale a channel, twice
-    what the largest value of the calibration needs. With a context of 4,096 rows the shares of a
-    row add up to at most 2^15 + 2^11, so ``limit`` = 2^24 / (2^15 + 2^11) = 481.
+    The cache stores value = round(v / scale), at most ``limit``. Each channel has a scale, twice
+    the one that the largest value of the calibration needs. With a context of 4,096 rows the sum of
+    a row's shares is at most 2^15 + 2^11, so ``limit`` = 2^24 / (2^15 + 2^11) = 481.
     """
 
     def __init__(
         self, store: Store, context_length: int, largest_values: Mapping[int, NDArray[np.float32]]
     ) -> None:
-        """Take the most columns of scores, and each layer's largest values, (Hkv, D)."""
+        """Take the maximum columns of scores, and each layer's largest values, (Hkv, D)."""
         self._store = store
         self._is_long = context_length > _MAX_ROWS_IN_FP32
         bits = _EXACT_BITS - math.ceil(math.log2(context_length))
@@ -139,7 +142,7 @@ class IntegerSums:
         return tape.op("Cast", [total], {"to": ir.DataType.FLOAT})
 
     def _scale(self, largest_values: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Return one number a channel, (1, Hkv, 1, D)."""
+        """Return the scales, one number per channel, (1, Hkv, 1, D)."""
         smallest = max(_SMALLEST_CHANNEL * float(largest_values.max()), 1e-30)
         scale = np.maximum(largest_values, np.float32(smallest)) * np.float32(
             _HEADROOM / self._limit
@@ -156,18 +159,16 @@ def _without_sink(tape: ir.tape.Tape, store: Store, columns: ir.Value) -> ir.Val
 
 
 def without_exact_form(model: ir.Model, layers: Sequence[int]) -> str | None:
-    """Return why a graph of the contract has no exact form of attention, None if it has one."""
+    """Return why a graph has no exact form of attention, None if it has one."""
     nodes = [node for node in model.graph if node.op_type == "Attention"]
     if not all(_is_scattered(node.inputs[2]) for node in nodes):
         return (
             "its values are computed from what is cached (latent attention), which depends on "
             "where a row lies"
         )
-    num_found = len(nodes) + len(_softmaxes(model.graph))
-    if num_found != len(layers):
-        return (
-            f"{num_found} attentions read the values of {len(layers)} layers, expected one a layer"
-        )
+    num_attentions = len(nodes) + len(_softmaxes(model.graph))
+    if num_attentions != len(layers):
+        return f"{num_attentions} attentions read the values of {len(layers)} layers, expected one a layer"
     unknown = (n for n in model.graph if n.op_type in _BY_PACKET and _last_size(n) is None)
     if (node := next(unknown, None)) is not None:
         return f"how many rotary angles the {node.op_type} node {node.name} gets is not known"
@@ -175,7 +176,7 @@ def without_exact_form(model: ir.Model, layers: Sequence[int]) -> str | None:
 
 
 def _is_scattered(value: ir.Value | None) -> bool:
-    """Return whether a value is what a cache holds after a call."""
+    """Return whether a value is the content of a cache after a call."""
     producer = None if value is None else value.producer()
     return producer is not None and producer.op_type == "TensorScatter"
 
@@ -188,7 +189,8 @@ def attend_exactly(
 ) -> int:
     """Rewrite all attention in place, or raise ExportError; return the number of attentions.
 
-    largest_values: of each layer, (Hkv, D), for sums of integers; None for sums in double.
+    largest_values: the largest values of each layer, (Hkv, D), for sums of integers; None: sums in
+        double.
     """
     if reason := without_exact_form(model, layers):
         raise ExportError(f"attention='exact' has no form here: {reason}; use attention='fused'")
@@ -202,7 +204,7 @@ def attend_exactly(
     )
     nodes = [node for node in graph if node.op_type == "Attention"]
     score_products = [_replace_attention(graph, node, sums, store) for node in nodes]
-    num_found = len(nodes) + _replace_softmaxes(graph, sums)
+    num_attentions = len(nodes) + _replace_softmaxes(graph, sums)
     _prepare_values(graph, sums, layers)
     keys = {present_name(layer, KEY) for layer in layers}
     for node in list(graph):
@@ -215,11 +217,11 @@ def attend_exactly(
     PassManager([common.CommonSubexpressionEliminationPass(), common.RemoveUnusedNodesPass()])(
         model
     )
-    return num_found
+    return num_attentions
 
 
 def _replace_attention(graph: ir.Graph, node: ir.Node, sums: Sums, store: Store) -> ir.Node | None:
-    """Replace an Attention node; return the product of its scores where it has several rows."""
+    """Replace an Attention node; return the product of its scores if it always has several rows."""
     query, key, value, mask = node.inputs[:4]
     assert query is not None and key is not None and value is not None
     num_heads, width = known_heads_and_width(query)
@@ -248,49 +250,51 @@ def _integers(store: Store, *numbers: int) -> ir.Value:
 
 
 def _replace_softmaxes(graph: ir.Graph, sums: Sums) -> int:
-    """Replace what softcapped and a model's own attention does; return how many there were."""
-    found = _softmaxes(graph)
-    for node, softmax, steps in found:
+    """Replace softcapped attention and a model's own attention; return the number of replaced."""
+    softmaxes = _softmaxes(graph)
+    for node, softmax, steps in softmaxes:
         scores, value = softmax.inputs[0], node.inputs[1]
         assert scores is not None and value is not None
         tape = ir.tape.Tape()
         for step in steps:
-            if step.op_type == "Reshape":  # which keeps the last axis
+            if step.op_type == "Reshape":  # it keeps the last axis
                 scores = tape.op("Reshape", [scores, step.inputs[1]])
         attended = sums.attended(tape, scores, value, has_sink=_drops_sink(steps))
         replace_node(graph, node, tape, attended)
-    return len(found)
+    return len(softmaxes)
 
 
 def _softmaxes(graph: ir.Graph) -> list[tuple[ir.Node, ir.Node, list[ir.Node]]]:
-    """Return each product with cached values, the Softmax before it, and what is between them."""
-    found = []
+    """Return each product with cached values, the Softmax before it, and the nodes in between."""
+    attentions = []
     for node in graph:
         if node.op_type != "MatMul" or not _is_scattered(node.inputs[1]):
             continue
-        steps: list[ir.Node] = []  # which leave the last axis as it was, except for a sink
+        steps: list[
+            ir.Node
+        ] = []  # nodes that keep the last axis, except that one may remove a sink
         value = node.inputs[0]
         while value is not None and (maker := value.producer()) is not None:
             if maker.op_type == "Softmax":
-                found.append((node, maker, steps))
+                attentions.append((node, maker, steps))
             if maker.op_type not in _KEEPS_ROWS:
                 break
             steps.insert(0, maker)
             value = maker.inputs[0]
-    return found
+    return attentions
 
 
 def _drops_sink(steps: list[ir.Node]) -> bool:
-    """Return whether the last column of a Softmax, that of a sink, is cut off afterwards."""
+    """Return whether the last column of a Softmax, a sink's, is removed afterwards."""
     return any(step.op_type == "Slice" for step in steps)
 
 
 def _prepare_values(graph: ir.Graph, sums: Sums, layers: Sequence[int]) -> None:
-    """Let the cache hold the values as the sums need them."""
+    """Make the cache store the values in the form that the sums need."""
     outputs = {output.name: output for output in graph.outputs}
     for layer in layers:
         scatter = outputs[present_name(layer, VALUE)].producer()
-        assert scatter is not None and scatter.inputs[1] is not None  # as check_contract found
+        assert scatter is not None and scatter.inputs[1] is not None  # check_contract has checked
         tape = ir.tape.Tape()
         prepared = sums.prepare_value(tape, layer, scatter.inputs[1])
         graph.insert_before(scatter, tape.nodes)
@@ -298,9 +302,9 @@ def _prepare_values(graph: ir.Graph, sums: Sums, layers: Sequence[int]) -> None:
 
 
 def _may_have_one_row(node: ir.Node, keys: set[str]) -> bool:
-    """Return whether a product has another kernel for one row: with cached keys, or experts."""
-    if found := weight_of(node):
-        return len(shape_of(found[0])) == 3
+    """Return whether a product uses another kernel for one row: one with cached keys or experts."""
+    if weight := weight_of(node):
+        return len(shape_of(weight[0])) == 3
     value = node.inputs[1]
     producer = None if value is None else value.producer()
     while producer is not None and producer.op_type in _CHANGES_LAYOUT and producer.inputs[0]:
@@ -309,7 +313,7 @@ def _may_have_one_row(node: ir.Node, keys: set[str]) -> bool:
 
 
 def _add_row(graph: ir.Graph, node: ir.Node, store: Store) -> None:
-    """Give the product one row more, of zeros, and cut it off."""
+    """Give the product one more row, of zeros, and remove it from the result."""
     rows, other = node.inputs[0], node.inputs[1]
     assert rows is not None and other is not None
 
@@ -322,16 +326,16 @@ def _add_row(graph: ir.Graph, node: ir.Node, store: Store) -> None:
 
 
 def _last_size(node: ir.Node) -> int | None:
-    """Return how many numbers a row of a node's first input has, None where that is not known."""
+    """Return how many numbers a row of a node's first input has, None if that is unknown."""
     rows = node.inputs[0]
     width = None if rows is None or rows.shape is None else rows.shape[-1]
     return width if isinstance(width, int) else None
 
 
 def _fill_packets(graph: ir.Graph, node: ir.Node, store: Store) -> None:
-    """Let a function see rows of whole packets, so that no number of rows leaves some over."""
+    """Pad the rows of a function to whole packets, so that no number is computed in a remainder."""
     angles, width = node.inputs[0], _last_size(node)
-    assert angles is not None and width is not None  # as ``without_exact_form`` has seen
+    assert angles is not None and width is not None  # ``without_exact_form`` has checked
     if width % _PACKET == 0:
         return
     last_axis, missing = _integers(store, -1), _integers(store, 0, -width % _PACKET)

@@ -1,4 +1,4 @@
-"""Shapes that a graph computes although they are known: constants in their place."""
+"""Replacement of shapes that a graph computes although they are known: they become constants."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +9,7 @@ import onnxscript.optimizer
 
 
 def fix_known_dimensions(model: ir.Model) -> None:
-    """Make constants of the dimensions that a graph reads from shapes although they are known."""
+    """Replace known dimensions that a graph reads from shapes by constants, in place."""
     for node in list(model.graph):
         dims = _known_dims(node)
         if dims is not None:
@@ -18,7 +18,7 @@ def fix_known_dimensions(model: ir.Model) -> None:
 
 
 def _known_dims(node: ir.Node) -> Any:
-    """Return what a Gather takes from the shape of a value; None for other nodes, or if unknown."""
+    """Return the dimensions that a Gather reads from a shape, None if unknown or another node."""
     if node.op_type != "Gather":
         return None
     dims, index = node.inputs
@@ -30,16 +30,16 @@ def _known_dims(node: ir.Node) -> Any:
     if source is None or source.shape is None:
         return None
     begin, end = read.attributes.get_int("start", 0), read.attributes.get_int("end", None)
-    known = np.array([dim if isinstance(dim, int) else -1 for dim in source.shape], np.int64)
-    taken = known[begin:end].take(places.numpy())
+    sizes = np.array([dim if isinstance(dim, int) else -1 for dim in source.shape], np.int64)
+    taken = sizes[begin:end].take(places.numpy())
     return taken if (taken >= 0).all() else None
 
 
 def fix_reshapes(model: ir.Model) -> int:
-    """Give constant dimensions to every Reshape that allows it, in place; return how many did.
+    """Give constant dimensions to every Reshape that allows it, in place; return their number.
 
-    Of (1, 2, 2*S, C) with 4 heads, (1, 4, S, C) is [1, 4, -1, 0]; 0: as the input, -1: what
-    follows.
+    To reshape (1, 2, 2*S, C) to (1, 4, S, C) with 4 heads, they are [1, 4, -1, 0]. 0 copies the
+    input's dimension, -1 is computed from the others.
     """
     num_fixed = 0
     for node in model.graph:
@@ -50,7 +50,7 @@ def fix_reshapes(model: ir.Model) -> int:
 
 
 def fix_expansions(model: ir.Model) -> int:
-    """Give Expand constant dimensions: (1, S, 2, 1, D) to 4 heads is [1, 1, 2, 4, D]."""
+    """Give every Expand constant dimensions: from (1, S, 2, 1, D) to 4 heads [1, 1, 2, 4, D]."""
     return sum(
         node.op_type == "Expand" and _give_dims(model, node, _dims_to_expand)
         for node in list(model.graph)
@@ -60,7 +60,7 @@ def fix_expansions(model: ir.Model) -> int:
 def _give_dims(
     model: ir.Model, node: ir.Node, dims_of: Callable[[ir.Shape, ir.Shape], list[int] | None]
 ) -> bool:
-    """Give a node constant dimensions where it has computed ones, if ``dims_of`` knows them."""
+    """Replace a node's computed dimensions by constants if ``dims_of`` can derive them."""
     source, dims = node.inputs
     if source is None or dims is None or ir.convenience.get_const_tensor(dims) is not None:
         return False
@@ -73,14 +73,14 @@ def _give_dims(
 
 
 def _constant_before(model: ir.Model, node: ir.Node, dims: Any) -> ir.Value:
-    """Return a constant of these dimensions, of a node that stands before the one that reads it."""
+    """Return a constant of these dimensions; its node is inserted before ``node``."""
     constant = ir.Node("", "Constant", [], attributes=[ir.AttrTensor("value", ir.tensor(dims))])
     model.graph.insert_before(node, constant)
     return constant.outputs[0]
 
 
 def _dims_to_reshape(source: ir.Shape, result: ir.Shape) -> list[int] | None:
-    """Return the constant dimensions of a Reshape, None where more than one must follow."""
+    """Return the constant dimensions of a Reshape, None if more than one must be computed."""
     dims = [
         dim
         if isinstance(dim, int)
@@ -93,7 +93,7 @@ def _dims_to_reshape(source: ir.Shape, result: ir.Shape) -> list[int] | None:
 
 
 def _dims_to_expand(source: ir.Shape, result: ir.Shape) -> list[int] | None:
-    """Return the constant dimensions of an Expand, None where an unknown one is new."""
+    """Return the constant dimensions of an Expand, None if an unknown dimension is new."""
     old = [1] * (len(result) - len(source)) + list(source)
     dims = [
         dim if isinstance(dim, int) else 1 if dim.value is not None and dim == before else 0

@@ -1,13 +1,13 @@
-"""Products of the same rows merged into one, their weights side by side.
+"""Products of the same rows merged into one product with concatenated weights.
 
     query, key, value = Split(rows @ [Wq, Wk, Wv])        and gate, up = Split(rows @ [Wg, Wu])
 
-Each number is computed as before, and so are scales by channel and by block.
+Each number is computed as before, and so are scales per channel and per block.
 
-On a CPU query, key and value are then turned from rows by heads to heads by rows together, before
-they are split: one transposition of (1, S, H + 2 Hkv, D) instead of three. Not on CUDA, where a
-Split of unequal parts is a kernel of its own for columns alone: else it first copies their sizes
-from the host, four times (counted by tests/cuda_binary).
+On a CPU, query, key and value are then transposed from rows by heads to heads by rows together,
+before they are split: one transposition of (1, S, H + 2 Hkv, D) instead of three. This is not done
+on CUDA. There, a Split into unequal parts has a direct kernel only for columns; otherwise it first
+copies the sizes from the host, four times (counted by tests/cuda_binary).
 """
 
 from collections import defaultdict
@@ -30,7 +30,7 @@ _HEADS_FIRST = [0, 2, 1, 3]
 
 
 def merge_products(model: ir.Model) -> int:
-    """Merge in place; return how many products are left of those that were merged."""
+    """Merge products in place; return the number of merged groups."""
     graph = model.graph
     looked_up = {node.inputs[0] for node in find_embeddings(graph)}
     groups: dict[Hashable, list[Linear]] = defaultdict(list)
@@ -78,9 +78,9 @@ def _merge(graph: ir.Graph, store: Store, group: Sequence[Linear]) -> None:
 
 
 def transpose_before_split(graph: ir.Graph) -> int:
-    """Transpose query, key and value heads of a merged product at once; return how many times.
+    """Transpose query, key and value heads of merged products at once; return the number changed.
 
-    Families that norm query and key heads in between stay as they are.
+    Families that normalize query and key heads in between are not changed.
     """
     store = Store(graph, "turned")
     num_changed = 0
@@ -88,11 +88,11 @@ def transpose_before_split(graph: ir.Graph) -> int:
         is_split = split.op_type == "Split" and split.attributes.get_int("axis", 0) == -1
         if not is_split or (rows := split.inputs[0]) is None:
             continue
-        found = [_reshaped_and_transposed(part) for part in split.outputs]
-        pairs = [pair for pair in found if pair is not None]
+        candidates = [_reshaped_and_transposed(part) for part in split.outputs]
+        pairs = [pair for pair in candidates if pair is not None]
         old = [transpose.outputs[0] for _, transpose in pairs]
         shapes = [known_heads_and_width(heads) for heads in old]
-        if len(pairs) < len(found) or len({width for _, width in shapes}) != 1:
+        if len(pairs) < len(candidates) or len({width for _, width in shapes}) != 1:
             continue
         sizes, width = [number for number, _ in shapes], shapes[0][1]
         heads = "_".join(map(str, sizes))
@@ -109,7 +109,7 @@ def transpose_before_split(graph: ir.Graph) -> int:
 
 
 def _reshaped_and_transposed(part: ir.Value) -> tuple[ir.Node, ir.Node] | None:
-    """Return the nodes that make (1, h, S, D) of a part (1, S, h*D), None if others read it."""
+    """Return the nodes that turn a part (1, S, h*D) into (1, h, S, D), None if others read it."""
     nodes: list[ir.Node] = []
     for op_type in ("Reshape", "Transpose"):
         uses = list(part.uses())

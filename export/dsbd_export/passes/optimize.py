@@ -1,21 +1,22 @@
 """Rewrite rules of a captured graph: pieces fused into single nodes, query heads grouped.
 
-Every rule keeps the meaning for any model, so none is tied to a family. RMSNormalization and
-RotaryEmbedding become the single nodes that ONNX has for them, the logit rows are taken by one
-Gather, and an output head that shares the embedding's weight reads it untransposed.
+Every rule keeps the meaning for any model, so no rule is for one family only. Norms and rotary
+embeddings become ONNX's single nodes RMSNormalization and RotaryEmbedding. One Gather selects the
+logit rows. An output head that shares the embedding's weight reads it without a transposition.
 
-In fp16 and bf16 transformers computes norms and angles in fp32 between casts. RMSNormalization does
-the same inside (``stash_type=1``: normalised in fp32, rounded, then scaled), so the casts go.
+In fp16 and bf16, transformers computes norms and angles in fp32 between casts. RMSNormalization
+does the same internally (``stash_type=1``: normalised in fp32, rounded, then scaled), so the casts
+are removed.
 
-``group_query_heads`` makes query heads that share a key head rows of one head, so that each key is
-read once. With G = H / Hkv query heads to a key head, the node that was
+``group_query_heads`` turns query heads that share a key head into rows of one head, so that each
+key is read once. With G = H / Hkv query heads per key head, the node
 
     Attention(query [1,H,S,D], key [1,Hkv,C,D], value, mask [1,1,S,C])
 
-becomes the same node over Hkv heads of G*S rows. Query heads of one key head lie side by side, so
-both reshapes move nothing: row s of query head h*G + g is row g*S + s of head h, and the mask is
-repeated G times, as numbers to add: CUDA repeats no bool. With G = 2 and S = 3, row 1 of query head
-5 is row 4 of head 2.
+becomes the same node over Hkv heads of G*S rows. Query heads of one key head are adjacent, so both
+reshapes move no data: row s of query head h*G + g is row g*S + s of head h. The mask is repeated G
+times, as numbers to add, because CUDA cannot repeat bools. With G = 2 and S = 3, row 1 of query
+head 5 is row 4 of head 2.
 """
 
 from typing import Any
@@ -32,8 +33,8 @@ from dsbd_export.passes.known_shapes import fix_expansions, fix_known_dimensions
 class FuseRMSNormalization(RewriteRuleClassBase):  # type: ignore[misc]  # untyped library
     """``scale * (x / sqrt(mean(x^2) + epsilon))`` -> RMSNormalization.
 
-    ``is_cast``: ``scale * cast(x32 / sqrt(mean(x32^2) + epsilon))`` with x32 = cast(x). Scales
-    before the cast back (Gemma, OLMo2) round otherwise: such norms are those without.
+    ``is_cast``: ``scale * cast(x32 / sqrt(mean(x32^2) + epsilon))`` with x32 = cast(x). Norms that
+    scale before the cast back (Gemma, OLMo2) round differently; they match without ``is_cast``.
     """
 
     def __init__(self, *, is_cast: bool) -> None:
@@ -93,7 +94,7 @@ class FuseRotaryEmbedding(RewriteRuleClassBase):  # type: ignore[misc]  # untype
         second_start: ir.Value,
         second_end: ir.Value,
     ) -> Any:
-        """Return the captured pieces of transformers' rotary modules, angles: (1, S, D/2)."""
+        """Return the pattern of transformers' rotary modules; angles: (1, S, D/2)."""
         both = op.Concat(angles, angles, axis=-1)
         cos, sin = op.Cos(both), op.Sin(both)
         if self._is_scaled:
@@ -133,7 +134,7 @@ class FuseRotaryEmbedding(RewriteRuleClassBase):  # type: ignore[misc]  # untype
 
 
 def _rows_by_transposes(op: Any, hidden: ir.Value, rows: ir.Value, axis: ir.Value) -> Any:
-    """Return ``hidden[:, rows]`` as torch writes it, hidden: (1, S, H), rows: (R,)."""
+    """Return ``hidden[:, rows]`` in the form that torch exports; hidden: (1, S, H), rows: (R,)."""
     by_row = op.GatherND(op.Transpose(hidden, perm=[1, 0, 2]), op.Unsqueeze(rows, axis))
     return op.Transpose(by_row, perm=[1, 0, 2])
 
@@ -143,10 +144,10 @@ def _rows_by_gather(op: Any, hidden: ir.Value, rows: ir.Value, axis: ir.Value) -
 
 
 class ReadTiedWeight(RewriteRuleClassBase):  # type: ignore[misc]  # untyped library
-    """MatMul with a transposed weight, left only where another node reads it too -> Gemm."""
+    """MatMul with a transposed weight, which remains only if other nodes read it too -> Gemm."""
 
     def pattern(self, op: Any, x: ir.Value, weight: ir.Value) -> Any:
-        """Return the matrix product, x: (1, R, H), weight: (V, H)."""
+        """Return the pattern of the product; x: (1, R, H), weight: (V, H)."""
         return op.MatMul(x, op.Transpose(weight, perm=[1, 0]))
 
     def check(self, context: Any, x: ir.Value, weight: ir.Value) -> MatchResult:
@@ -163,10 +164,10 @@ class ReadTiedWeight(RewriteRuleClassBase):  # type: ignore[misc]  # untyped lib
 
 
 class ConcatenateParts(RewriteRuleClassBase):  # type: ignore[misc]  # untyped library
-    """``x[..., :k] = a; x[..., k:] = b``, which leave nothing of x -> Concat."""
+    """``x[..., :k] = a; x[..., k:] = b``, which overwrite all of x -> Concat."""
 
     def __init__(self) -> None:
-        super().__init__(remove_nodes=False)  # all layers share what they assign to
+        super().__init__(remove_nodes=False)  # all layers share x
 
     def pattern(
         self,
@@ -191,8 +192,8 @@ class ConcatenateParts(RewriteRuleClassBase):  # type: ignore[misc]  # untyped l
         if axes != [len(axes) - 1, *range(1, len(axes) - 1), 0]:
             return result.fail("the assignments are not to the last axis", x)
         width = None if x.shape is None else x.shape[-1]
-        known = [ir.convenience.get_const_tensor(places[name]) for name in ("first", "second")]
-        covered = [place for each in known if each for place in each.numpy().ravel().tolist()]
+        indices = [ir.convenience.get_const_tensor(places[name]) for name in ("first", "second")]
+        covered = [place for each in indices if each for place in each.numpy().ravel().tolist()]
         if not isinstance(width, int) or covered != list(range(width)):
             return result.fail("the places are not the whole axis", x)
         return result
@@ -202,7 +203,7 @@ class ConcatenateParts(RewriteRuleClassBase):  # type: ignore[misc]  # untyped l
 
 
 def fuse_norms(model: ir.Model) -> None:
-    """Make single nodes of the RMS norms, in place."""
+    """Fuse each RMS norm into a single node, in place."""
     common.InlinePass()(model)
     onnxscript.optimizer.fold_constants(model)
     rules = [FuseRMSNormalization.rule(is_cast=is_cast) for is_cast in (False, True)]
@@ -210,7 +211,7 @@ def fuse_norms(model: ir.Model) -> None:
 
 
 def optimize_graph(model: ir.Model) -> None:
-    """Apply the rules in place; remove unused nodes and the traces of this machine."""
+    """Apply the rules in place; remove unused nodes and metadata about this machine."""
     fuse_norms(model)
     fix_known_dimensions(model)
     RewriteRuleSet([ConcatenateParts.rule()]).apply_to_model(model)
@@ -242,7 +243,7 @@ def optimize_graph(model: ir.Model) -> None:
 
 
 def _scalar(value: ir.Value) -> Any:
-    """Return the one number that a constant holds, None if it is no constant or holds more."""
+    """Return the number in a constant of size one, None for other values."""
     constant = ir.convenience.get_const_tensor(value)
     return None if constant is None or constant.size != 1 else constant.numpy().item()
 
@@ -291,7 +292,7 @@ class GroupQueryHeads(RewriteRuleClassBase):  # type: ignore[misc]  # untyped li
 
 
 def group_query_heads(model: ir.Model) -> int:
-    """Rewrite every Attention with shared key heads, in place; return how many there were."""
+    """Rewrite every Attention with shared key heads, in place; return their number."""
     num_grouped = RewriteRuleSet([GroupQueryHeads.rule()]).apply_to_model(model)
     PassManager(
         [
@@ -316,7 +317,7 @@ def added_mask(tape: ir.tape.Tape, mask: ir.Value, dtype: ir.DataType | None) ->
 
 
 def heads_and_width(value: ir.Value) -> tuple[int, int] | None:
-    """Return H and D of a value (1, H, rows, D) where both are known numbers."""
+    """Return H and D of a value (1, H, rows, D), None unless both are known numbers."""
     if value.shape is None or len(value.shape) != 4:
         return None
     heads, width = value.shape[1], value.shape[3]
@@ -324,7 +325,7 @@ def heads_and_width(value: ir.Value) -> tuple[int, int] | None:
 
 
 def known_heads_and_width(value: ir.Value) -> tuple[int, int]:
-    """Return H and D of a value (1, H, rows, D), which are known numbers."""
-    found = heads_and_width(value)
-    assert found is not None  # as checked
-    return found
+    """Return H and D of a value (1, H, rows, D); the caller has checked that both are known."""
+    sizes = heads_and_width(value)
+    assert sizes is not None  # as checked
+    return sizes

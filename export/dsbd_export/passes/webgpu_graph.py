@@ -1,13 +1,13 @@
 """WebGPU's form of a graph: only operators that ONNX Runtime's WebGPU plug-in has.
 
-* Rows are written by ScatterElements, whose indices are made once a call.
-* Query heads that share a key head are rows of one head, masks are numbers to add.
-* Cosines and sines of positions are tables, a row for each position of the context.
-* Single nodes are replaced by ``webgpu_operators``.
+* ScatterElements writes rows; its indices are computed once per call.
+* Query heads that share a key head are rows of one head. Masks are numbers to add.
+* Cosines and sines of positions are tables, with a row for each position of the context.
+* ``webgpu_operators`` replaces single nodes.
 
-The top-k head of this form is in ``parts.head``. The plug-in has the operators of int64 that are
-left with its option ``enableInt64``. A bundle of this form runs on the CPU provider as well, so the
-parity gate judges it there.
+The top-k head of this form is in ``parts.head``. The plug-in supports the remaining int64 operators
+with its option ``enableInt64``. A bundle of this form also runs on the CPU provider, where the
+parity gate checks it.
 """
 
 from collections.abc import Sequence
@@ -28,13 +28,15 @@ from dsbd_runtime.parts.attention.attention_rows import POSITION_IDS, SRC_ROWS
 from dsbd_runtime.parts.attention.cache_entries import source_name
 
 _COPYING = ("Identity", "Reshape", "ScatterElements", "Squeeze", "Unsqueeze")
-_ACCURACY_LEVEL = 1  # of MatMulNBits: at 4 the CPU provider rounds rows to int8, WebGPU does not
+_ACCURACY_LEVEL = (
+    1  # of MatMulNBits: at level 4 the CPU provider rounds rows to int8, WebGPU does not
+)
 
 
 def use_webgpu_operators(model: ir.Model, context_length: int) -> str:
-    """Give a graph WebGPU's form in place; return what was done, as progress.
+    """Convert a graph to WebGPU's form in place; return a line of progress.
 
-    Raises ExportError if an operator is left that the plug-in lacks.
+    Raises ExportError if an operator remains that the plug-in lacks.
     """
     num_grouped, num_masks = group_query_heads(model), add_masks(model)
     num_tables = tabulate_angles(model, context_length)
@@ -58,10 +60,11 @@ def use_webgpu_operators(model: ir.Model, context_length: int) -> str:
 
 
 def read_rows_of_sources(file: Path) -> None:
-    """Give a prune graph WebGPU's form: the rows that it writes are those of further inputs.
+    """Convert a prune graph to WebGPU's form: the rows that it writes come from further inputs.
 
-    ``source.{i}.x`` are the caches to read, ``past_key_values.{i}.x`` those that are written. They
-    are the same buffers if rows are moved; if a cache grows, the old and the new one.
+    ``source.{i}.x`` are the caches that are read, ``past_key_values.{i}.x`` the caches that are
+    written. Both are the same buffer if rows are moved. If a cache grows, they are the old and the
+    new buffer.
     """
     model = ir.load(file)
     graph = model.graph
@@ -80,7 +83,7 @@ def read_rows_of_sources(file: Path) -> None:
 def write_by_elements(model: ir.Model, rows_input: str) -> None:
     """Write rows to caches by ScatterElements instead of TensorScatter, in place.
 
-    rows_input: name of an input with as many int64 elements as rows are written.
+    rows_input: name of an int64 input with one element per written row.
     """
     graph = model.graph
     places: dict[tuple[int, int], ir.Value] = {}
@@ -100,7 +103,7 @@ def _element_places(
 ) -> ir.Value:
     """Return the row of each element, (1, H, S, D) int32: ``first``, first + 1 and so on.
 
-    Rows are counted by a running sum over ``counted``, S int64: the plug-in has no Shape.
+    Rows are counted by a running sum over ``counted``, S int64, because the plug-in has no Shape.
     """
     rows = tape.op("Reshape", [counted, constant(tape, [1, 1, -1, 1])])
     zero, one, axis = (constant(tape, np.array(number, np.int32)) for number in range(3))
@@ -111,31 +114,34 @@ def _element_places(
 
 
 def tabulate_angles(model: ir.Model, context_length: int) -> int:
-    """Read values that cosines and sines of positions make from tables; return their number."""
+    """Read cosines and sines of positions, and values derived from them, from tables.
+
+    Returns the number of tables.
+    """
     graph = model.graph
     positions = _input(graph, POSITION_IDS)
-    found = _rotary_values(graph, positions)
-    if not found:
+    values = _rotary_values(graph, positions)
+    if not values:
         return 0
-    part = ir.convenience.extract(graph, [positions], found)
+    part = ir.convenience.extract(graph, [positions], values)
     copy = ir.Model(part, ir_version=model.ir_version)
     session = import_ort().InferenceSession(
         ir.to_proto(copy).SerializeToString(), providers=["CPUExecutionProvider"]
     )
     tables = session.run(None, {POSITION_IDS: np.arange(context_length, dtype=np.int64)[None]})
-    for value, table, output in zip(found, tables, session.get_outputs(), strict=True):
+    for value, table, output in zip(values, tables, session.get_outputs(), strict=True):
         axis = _row_axis(output.shape)
         tape = ir.tape.Tape()
         rows = tape.op("Reshape", [positions, constant(tape, [-1])])
         read = tape.op("Gather", [constant(tape, table), rows], {"axis": axis})
         node = value.producer()
-        assert node is not None  # as it is no input
+        assert node is not None  # a node computes it
         replace_node(graph, node, tape, read)
-    return len(found)
+    return len(values)
 
 
 def _rotary_values(graph: ir.Graph, positions: ir.Value) -> list[ir.Value]:
-    """Return values that depend on positions alone, by a Cos or Sin, and that other nodes read."""
+    """Return values that depend only on positions, through a Cos or Sin, and that others read."""
     of_positions, rotary = {positions}, list[ir.Value]()
     for node in graph:
         read = [value for value in node.inputs if value and not value.is_initializer()]
@@ -151,7 +157,7 @@ def _rotary_values(graph: ir.Graph, positions: ir.Value) -> list[ir.Value]:
 
 
 def _row_axis(shape: Sequence[int | str | None]) -> int:
-    """Return the axis of the rows, one for each position: the only one of unknown size."""
+    """Return the axis of the rows, one per position: the only axis of unknown size."""
     axes = [axis for axis, size in enumerate(shape) if not isinstance(size, int)]
     if len(axes) != 1:
         raise ExportError(
@@ -162,7 +168,7 @@ def _row_axis(shape: Sequence[int | str | None]) -> int:
 
 
 def compute_outputs(model: ir.Model) -> None:
-    """Have outputs computed: others are copied, and a recorded call replays no copies."""
+    """Make kernels compute all outputs: others are copied, and recorded calls replay no copies."""
     for output in list(model.graph.outputs):
         node = output.producer()
         if node is None or node.op_type not in _COPYING or node.inputs[0] in model.graph.inputs:

@@ -1,13 +1,13 @@
-"""Operators that ONNX Runtime's WebGPU plug-in 0.4.0 lacks, and those that replace them one by one.
+"""Operators that ONNX Runtime's WebGPU plug-in 0.4.0 lacks, and their replacements.
 
-| missing | in its place |
+| missing | replacement |
 |---|---|
 | Attention | MatMul, Add, Softmax, MatMul; query and key have the same heads |
 | Round | Floor(x + 0.5) |
 | Or | the sum of both as integers, compared with 0 |
-| Slice of bool | the same of float |
-| Pad of one row | Concat with its first row: only the number of rows matters (exact attention) |
-| ConstantOfShape | Expand, or an Add to zeros; as the scale of a norm, a vector |
+| Slice of bool | Slice of float |
+| Pad by one row | Concat with its first row: only the number of rows matters (exact attention) |
+| ConstantOfShape | Expand, or an Add to zeros; a vector if it is the scale of a norm |
 | sums in double (exact attention) | sums of high and low bits of the integers, each exact in fp32 |
 """
 
@@ -28,9 +28,9 @@ LACKING = frozenset({
     "LogSoftmax", "MatMulInteger", "Or", "Pad", "QuantizeLinear", "ReduceLogSumExp", "Round",
     "Sin", "TensorScatter",
 })  # fmt: skip
-"""Operators that the plug-in lacks, or has with wrong results, among those of other forms."""
+"""Operators of other forms that the plug-in lacks, or computes wrongly."""
 _DOUBLE = ir.DataType.DOUBLE
-_LOW_BITS = 7  # half of those of an integer: either half of 2^17 integers adds up to 24 bits
+_LOW_BITS = 7  # half of an integer's bits: sums of either half over 2^17 integers have 24 bits
 _MOST_SUMMED = 2**17
 
 
@@ -43,7 +43,7 @@ def replace_operators(model: ir.Model, context_length: int) -> int:
             f"context has {context_length}; use max_context={_MOST_SUMMED}, or attention={FUSED!r}"
         )
     num_replaced = 0
-    for node in reversed(list(model.graph)):  # a node before what makes its inputs
+    for node in reversed(list(model.graph)):  # a node before the nodes that compute its inputs
         if node.op_type in _REPLACEMENTS:
             tape = ir.tape.Tape()
             result = _REPLACEMENTS[node.op_type](tape, node)
@@ -55,11 +55,11 @@ def replace_operators(model: ir.Model, context_length: int) -> int:
 
 def check_operators(model: ir.Model) -> None:
     """Raise ExportError if a graph has operators that the plug-in lacks."""
-    found = {node.op_type for node in model.graph if node.op_type in LACKING}
-    found |= {"Cast to double" for node in model.graph if _is_cast(node, _DOUBLE)}
-    if found:
+    lacking = {node.op_type for node in model.graph if node.op_type in LACKING}
+    lacking |= {"Cast to double" for node in model.graph if _is_cast(node, _DOUBLE)}
+    if lacking:
         raise ExportError(
-            f"form={WEBGPU!r} has no operators in place of {', '.join(sorted(found))}; use form="
+            f"form={WEBGPU!r} has no operators in place of {', '.join(sorted(lacking))}; use form="
             f"{PORTABLE!r}, or form={CUDA!r} for a GPU of NVIDIA"
         )
 
@@ -118,7 +118,7 @@ def _filled(tape: ir.tape.Tape, node: ir.Node) -> ir.Value:
 
 
 def _norm_without_scale(tape: ir.tape.Tape, node: ir.Node) -> ir.Value | None:
-    """Return the norm of rows whose scale is ones of their whole shape, by a vector of ones."""
+    """Return the norm of rows whose scale is a tensor of ones; it becomes a vector of ones."""
     rows, scale = node.inputs
     maker = None if scale is None else scale.producer()
     if maker is None or maker.op_type != "ConstantOfShape":
@@ -130,9 +130,9 @@ def _norm_without_scale(tape: ir.tape.Tape, node: ir.Node) -> ir.Value | None:
 
 
 def _sum_in_parts(tape: ir.tape.Tape, node: ir.Node) -> ir.Value | None:
-    """Return the sum of integers from 0 to 2^14 that double gives, rounded to fp32.
+    """Return the sum of integers w from 0 to 2^14, as a sum in double rounded to fp32 would be.
 
-    It is 128 times the sum of w // 128, plus that of the rest: see ``exact_attention``.
+    It is 128 times the sum of w // 128, plus the sum of w % 128; see ``exact_attention``.
     """
     numbers, axes = node.inputs
     cast = None if numbers is None else numbers.producer()
@@ -158,7 +158,7 @@ _REPLACEMENTS: Mapping[str, Callable[[ir.tape.Tape, ir.Node], ir.Value | None]] 
     "Round": _rounded,
     "Slice": _sliced,
 }
-"""By operator: records nodes that replace one and returns their result; None if it may stay."""
+"""By operator: records replacement nodes and returns their result; None if the node may stay."""
 
 
 def _is_cast(node: ir.Node, dtype: ir.DataType) -> bool:

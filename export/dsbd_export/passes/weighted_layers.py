@@ -1,4 +1,4 @@
-"""Products with a weight and lookups of one by token: finding and replacing those to quantize."""
+"""Products with a weight, and lookups of a weight's rows by token: found and replaced here."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,9 @@ from dsbd_runtime.parts.attention.attention_rows import INPUT_IDS
 from dsbd_runtime.parts.feature.feature_memory import TARGET_FEATURES
 
 _CHUNK_ELEMENTS = 4 * 2**20
-MIN_IN_FEATURES = 32  # one block; a smaller product is no layer, as the one of rotary frequencies
+MIN_IN_FEATURES = (
+    32  # one block; a smaller product is not a layer, such as the product of rotary frequencies
+)
 _KEEPS_VALUES = ("Cast", "Reshape", "Squeeze", "Unsqueeze", "Identity")
 _KEEPS_ROWS = ("Cast", "Identity", "RMSNormalization", "Split", "Slice", "Concat")
 _ROUTES = ("Softmax", "TopK")
@@ -20,14 +22,14 @@ _ROUTES = ("Softmax", "TopK")
 
 @dataclass(frozen=True, kw_only=True)
 class Linear:
-    """One product of rows with a weight, plus a bias."""
+    """A product of rows with a weight, plus a bias."""
 
     node: ir.Node
     weight: ir.Value  # the initializer, (in, out), or (E, in, out) for E experts
     is_stored_by_output: bool  # the initializer is (out, in) or (E, out, in) instead
-    bias: ir.Value | None  # (out,), None without one
-    is_head: bool  # it is the last of the graph, the one that makes the logits
-    may_lack_rows: bool  # its rows may be none, as those of the head
+    bias: ir.Value | None  # (out,); None: no bias
+    is_head: bool  # it is the last product of the graph, which computes the logits
+    may_lack_rows: bool  # it may have no rows, like the head
     is_router: bool  # its result chooses experts
 
     @property
@@ -44,8 +46,8 @@ class Linear:
 
 
 def find_linears(graph: ir.Graph) -> list[Linear]:
-    """Return the products with a weight of at least ``MIN_IN_FEATURES`` inputs, in their order."""
-    found = [
+    """Return the products whose weight has at least ``MIN_IN_FEATURES`` inputs, in their order."""
+    products = [
         (node, weight)
         for node in graph
         if (weight := weight_of(node)) is not None
@@ -57,16 +59,16 @@ def find_linears(graph: ir.Graph) -> list[Linear]:
             weight=value,
             is_stored_by_output=is_stored_by_output,
             bias=node.inputs[2] if len(node.inputs) > 2 else None,
-            is_head=node is found[-1][0],
-            may_lack_rows=node is found[-1][0] or _reads(node, TARGET_FEATURES),
-            is_router=node is not found[-1][0] and _routes(node),
+            is_head=node is products[-1][0],
+            may_lack_rows=node is products[-1][0] or _reads(node, TARGET_FEATURES),
+            is_router=node is not products[-1][0] and _routes(node),
         )
-        for node, (value, is_stored_by_output) in found
+        for node, (value, is_stored_by_output) in products
     ]
 
 
 def find_embeddings(graph: ir.Graph) -> list[ir.Node]:
-    """Return the Gather nodes that look up the tokens: (V, H) by ``input_ids``."""
+    """Return the Gather nodes that look up tokens: rows of a weight (V, H) by ``input_ids``."""
     return [
         node
         for node in graph
@@ -79,7 +81,7 @@ def find_embeddings(graph: ir.Graph) -> list[ir.Node]:
 
 def shape_of(value: ir.Value | None) -> tuple[int, ...]:
     """Return the shape of an initializer."""
-    assert value is not None and value.const_value is not None  # callers ask for weights only
+    assert value is not None and value.const_value is not None  # callers pass weights only
     return tuple(value.const_value.shape.numpy())
 
 
@@ -108,7 +110,7 @@ def weight_of(node: ir.Node) -> tuple[ir.Value, bool] | None:
 
 
 def _is_token_ids(value: ir.Value | None) -> bool:
-    """Return whether a value is ``input_ids``, of any shape and integer type."""
+    """Return whether a value is ``input_ids``, reshaped or cast or not."""
     producer = None if value is None else value.producer()
     if producer is not None and producer.op_type in _KEEPS_VALUES:
         return _is_token_ids(producer.inputs[0])
@@ -120,7 +122,7 @@ def _is_weight(value: ir.Value | None) -> bool:
 
 
 def _reads(node: ir.Node, name: str) -> bool:
-    """Return whether the rows of a product are an input of the graph, or a norm of it."""
+    """Return whether a product's rows are the graph's input ``name``, or norms or parts of it."""
     value = node.inputs[0]
     while value is not None and (producer := value.producer()) is not None:
         if producer.op_type not in _KEEPS_ROWS:
@@ -130,7 +132,7 @@ def _reads(node: ir.Node, name: str) -> bool:
 
 
 def _routes(node: ir.Node) -> bool:
-    """Return whether the result of ``node`` goes to a Softmax or TopK, as a router's does."""
+    """Return whether a Softmax or TopK reads the result of ``node``, as for a router."""
     return any(
         user.op_type in _ROUTES or (user.op_type in _KEEPS_VALUES and _routes(user))
         for user in (usage.node for usage in node.outputs[0].uses())
@@ -138,14 +140,14 @@ def _routes(node: ir.Node) -> bool:
 
 
 class Store:
-    """The initializers that are added to one graph, each name once."""
+    """The initializers that are added to a graph, each name once."""
 
     def __init__(self, graph: ir.Graph, prefix: str = "quantize") -> None:
         self._graph = graph
         self._prefix = prefix
 
     def constant(self, name: str, array: NDArray[Any]) -> ir.Value:
-        """Return a small initializer, one per name."""
+        """Return a small initializer; the same name returns the same one."""
         name = f"{self._prefix}.{name}"
         return self._graph.initializers.get(name) or self._added(name, ir.tensor(array))
 
@@ -157,7 +159,7 @@ class Store:
         dtype: ir.DataType,
         shape: tuple[int, ...],
     ) -> ir.Value:
-        """Return the initializer ``compute(weight)``, computed when it is written and not kept."""
+        """Return the initializer ``compute(weight)``; it is computed when written, and not kept."""
         name = f"{weight.name}.{suffix}"
         tensor = weight.const_value
         assert tensor is not None  # a weight is an initializer
@@ -165,7 +167,7 @@ class Store:
         return self._graph.initializers.get(name) or self._added(name, lazy)
 
     def joined(self, weights: Sequence[ir.Value], axis: int) -> ir.Value:
-        """Return the initializer of several weights side by side, computed when it is written."""
+        """Return the initializer of several concatenated weights, computed when it is written."""
         tensors = [weight.const_value for weight in weights if weight.const_value is not None]
         dtype, shape = tensors[0].dtype, list(shape_of(weights[0]))
         shape[axis] = sum(shape_of(weight)[axis] for weight in weights)
@@ -190,11 +192,11 @@ class Store:
 
 
 def replace_node(graph: ir.Graph, node: ir.Node, tape: ir.tape.Tape, result: ir.Value) -> None:
-    """Put the nodes of ``tape`` in the place of ``node``, whose output ``result`` becomes."""
+    """Replace ``node`` by the nodes of ``tape``; ``result`` replaces its output."""
     ir.convenience.replace_nodes_and_values(graph, node, [node], tape.nodes, node.outputs, [result])
 
 
 def weight_chunks(shape: tuple[int, ...]) -> Iterator[slice]:
-    """Yield slices of the first axis with about ``_CHUNK_ELEMENTS`` each: pieces to widen."""
+    """Yield slices of the first axis with about ``_CHUNK_ELEMENTS`` each, to process one by one."""
     num_rows = max(1, _CHUNK_ELEMENTS * shape[0] // max(1, int(np.prod(shape))))
     return (slice(start, start + num_rows) for start in range(0, shape[0], num_rows))

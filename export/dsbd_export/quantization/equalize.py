@@ -1,8 +1,9 @@
-"""Products of a graph put into the forms of ``row_forms``; in fp32 the graph computes the same.
+"""Products of a graph converted to the forms of ``row_forms``; in fp32 its results are the same.
 
-What takes in the scales of a product's rows costs nothing at run time:
+Dividing the rows of products by scales s costs nothing at run time, because other weights are
+divided instead:
 
-    rows = norm(x) * g                     g / s, where every reader of the rows is a product
+    rows = norm(x) * g                     g / s, if only products read the rows
     rows = act(gate) * up                  the columns of up's weight / s
 """
 
@@ -29,17 +30,17 @@ from dsbd_export.quantization.row_forms import (
 
 _NORMS = ("RMSNormalization", "LayerNormalization")
 _JOINS_HEADS = ("Reshape", "Transpose")
-# The last: the rows of the head are some of the norm's.
+# Gather: the head reads some rows of the norm.
 _KEEPS_CHANNELS = ("Identity", "Reshape", "Squeeze", "Gather")
 _LAST_AXIS = -1
 
 Divide = Callable[[NDArray[np.float32]], None]
-"""Divides rows by scales, (in,), in what makes them."""
+"""Divides rows by scales, (in,), by changing the weights that compute them."""
 
 
 @dataclass(frozen=True)
 class EqualizedProducts:
-    """How many groups of products of the same rows were scaled, and how many rotated."""
+    """Counts of groups of products (a group reads the same rows): scaled, rotated."""
 
     num_scaled: int = 0
     num_rotated: int = 0
@@ -52,7 +53,7 @@ NOTHING_EQUALIZED = EqualizedProducts()
 
 
 class Equalizer:
-    """Chooses the forms of products by their rows, and rewrites one graph."""
+    """Chooses forms of products by statistics of their rows, and rewrites a graph."""
 
     def __init__(
         self,
@@ -86,7 +87,7 @@ class Equalizer:
         return list(self._linears.values())
 
     def _is_own(self, linear: Linear) -> bool:
-        """Return whether a weight belongs to one product, and at most to a lookup of tokens."""
+        """Return whether a weight is read by one product only, and at most one lookup of tokens."""
         reader, _ = _reader(linear)
         lookups = self._lookups(linear.weight)
         if len(lookups) > 1 or not _is_read_by(linear.weight, {reader, *lookups}):
@@ -154,23 +155,23 @@ class Equalizer:
         return rotated
 
     def _turn_back(self, lookup: ir.Node, weight: ir.Value, form: RowForm) -> None:
-        """Make a lookup of tokens in a weight of this form return the rows of before."""
+        """Make a lookup of tokens in a weight of this form return the original rows."""
         tape = ir.tape.Tape()
-        found = tape.op("Gather", [weight, lookup.inputs[1]], {"axis": 0})
-        found.shape, found.type = lookup.outputs[0].shape, lookup.outputs[0].type
+        rows = tape.op("Gather", [weight, lookup.inputs[1]], {"axis": 0})
+        rows.shape, rows.type = lookup.outputs[0].shape, lookup.outputs[0].type
         self.embeddings[self.embeddings.index(lookup)] = tape.nodes[0]
         if form.block:
-            found = self._rotation(tape, found, form.block, shape_of(weight)[1])
+            rows = self._rotation(tape, rows, form.block, shape_of(weight)[1])
         if form.scales is not None:
             inverse = self._store.constant(f"of_{weight.name}", 1 / form.scales)
-            found = tape.op("Mul", [found, inverse])
-        replace_node(self._graph, lookup, tape, found)
+            rows = tape.op("Mul", [rows, inverse])
+        replace_node(self._graph, lookup, tape, rows)
 
     def _lookups(self, weight: ir.Value) -> list[ir.Node]:
         return [node for node in self.embeddings if node.inputs[0] is weight]
 
     def _divides(self, rows: ir.Value, readers: set[ir.Node]) -> Divide | None:
-        """Return what divides rows that only ``readers`` read, None where nothing can."""
+        """Return a function that divides rows which only ``readers`` read, None if impossible."""
         if not _is_read_by(rows, readers):
             return None
         maker = rows.producer()
@@ -190,19 +191,19 @@ class Equalizer:
         return next((divide for divide in factors if divide is not None), None)
 
     def _divides_inputs(self, maker: ir.Node, indices: Sequence[int]) -> Divide:
-        """Return what divides the vectors that a norm, or something else by channel, reads."""
+        """Return a function that divides the vectors that a norm or product per channel reads."""
 
         def divide(scales: NDArray[np.float32]) -> None:
             for index in indices:
                 vector = maker.inputs[index]
-                assert vector is not None  # as the caller has seen
+                assert vector is not None  # the caller has checked
                 new = self._rewritten(vector, lambda values: values / scales)
                 maker.replace_input_with(index, new)
 
         return divide
 
     def _divides_product(self, value: ir.Value, reader: ir.Node) -> Divide | None:
-        """Return what divides the columns of a product, or of the part of it that a Split gives."""
+        """Return a function that divides the columns of a product, or of a part after a Split."""
         maker = value.producer()
         if maker is None or not _is_read_by(value, {reader}):
             return None
@@ -257,23 +258,23 @@ class Equalizer:
 
 
 def _reader(linear: Linear) -> tuple[ir.Node, int]:
-    """Return the node that reads the weight of a product, its Transpose or itself, and where."""
+    """Return the node that reads a product's weight (its Transpose or itself), and the input."""
     weight = linear.node.inputs[1]
     transpose = None if weight is linear.weight or weight is None else weight.producer()
     return (linear.node, 1) if transpose is None else (transpose, 0)
 
 
 def _formed(form: RowForm, weight: NDArray[np.float32], *, by_output: bool) -> NDArray[np.float32]:
-    """Return a weight, (out, in) or the other way around, for rows of a form."""
+    """Return a weight, (out, in) or (in, out), for rows in a form."""
     weight = weight if by_output else weight.T
-    found = np.empty(weight.shape, np.float32)
+    formed = np.empty(weight.shape, np.float32)
     for outputs in weight_chunks(weight.shape):
-        found[outputs] = form.of_weight(weight[outputs])
-    return found if by_output else np.ascontiguousarray(found.T)
+        formed[outputs] = form.of_weight(weight[outputs])
+    return formed if by_output else np.ascontiguousarray(formed.T)
 
 
 def _row_shape(rows: ir.Value, num_channels: int) -> tuple[int, ...] | None:
-    """Return the shape of rows cut to pieces, None where theirs is not (n, in) or (1, n, in)."""
+    """Return the shape of rows cut to pieces, None unless rows are (n, in) or (1, n, in)."""
     shape = _known_shape(rows)
     if shape is None or len(shape) not in (2, 3) or (len(shape) == 3 and shape[0] != 1):
         return None
@@ -286,13 +287,13 @@ def _is_read_by(value: ir.Value, readers: set[ir.Node]) -> bool:
 
 
 def _is_vector(value: ir.Value | None) -> bool:
-    """Return whether a value is an initializer (n,) of more than one number."""
+    """Return whether a value is an initializer (n,) with more than one number."""
     is_known = value is not None and value.is_initializer() and value.const_value is not None
     return is_known and len(shape_of(value)) == 1 and shape_of(value)[0] > 1
 
 
 def _maker(rows: ir.Value) -> ir.Node | None:
-    """Return the node that computed rows, before they were chosen or got another shape."""
+    """Return the node that computed rows, before rows were selected or reshaped."""
     maker = rows.producer()
     while maker is not None and _keeps_channels(maker) and maker.inputs[0] is not None:
         maker = maker.inputs[0].producer()
@@ -300,7 +301,7 @@ def _maker(rows: ir.Value) -> ir.Node | None:
 
 
 def _keeps_channels(node: ir.Node) -> bool:
-    """Return whether a node gives rows of its first input, whole."""
+    """Return whether a node returns whole rows of its first input."""
     if node.op_type not in _KEEPS_CHANNELS or node.inputs[0] is None:
         return False
     before, after = _known_shape(node.inputs[0]), _known_shape(node.outputs[0])
@@ -312,7 +313,7 @@ def _keeps_channels(node: ir.Node) -> bool:
 
 
 def _known_shape(value: ir.Value) -> list[int | ir.SymbolicDim] | None:
-    """Return the shape of a value; of the rows of a head, which a rule squeezed, by their own."""
+    """Return the shape of a value; for squeezed rows of a head it is computed."""
     if value.shape is not None:
         return list(value.shape)
     maker = value.producer()

@@ -1,24 +1,24 @@
-"""Quantization of the weights of a captured graph, one after the other while it is saved.
+"""Quantization of a captured graph's weights, one after the other while the graph is saved.
 
 | | int8-dynamic | int8 | int4 |
 |---|---|---|---|
 | products with a matrix | W8A8 | blocks of 8 bits | blocks of 4 bits |
 | the head | W8A8 | blocks of 8 bits | blocks of 8 bits |
 | embedding of tokens | int8 by row | blocks of 8 bits | blocks of 8 bits |
-| experts (batched products) | W8A8 | as they are | as they are |
-| routers to experts, other embeddings, norms, biases, attention, caches | as they are | | |
+| experts (batched products) | W8A8 | unchanged | unchanged |
+| routers to experts, other embeddings, norms, biases, attention, caches | unchanged | | |
 
 A head that shares the embedding's weight shares its integers: they are stored once.
 
-W8A8: int8 weights by output channel, int8 activations by row, as ONNX's own operators.
+W8A8: int8 weights per output channel, int8 activations per row, by ONNX's standard operators.
 
-    largest = max|row|                           each row for itself, so no row depends on another
+    largest = max|row|                           per row, so no row depends on another
     uint8 = QuantizeLinear(row, largest / 127), zero point 128
     row @ weight = DequantizeLinear(MatMulInteger(uint8, int8), largest) * weight scale / 127
 
-Rows are (1, S, in), so both take their scales along axis 1. Rows of another shape, or of none, are
-divided by their largest and the products multiplied by it. Products of integers are exact, so a
-row's result does not depend on the rows that accompany it.
+Rows are (1, S, in), so both operators apply scales along axis 1. Rows of another or unknown shape
+are divided by ``largest``, and the products are multiplied by it. Products of integers are exact,
+so a row's result does not depend on other rows of the call.
 
 On x86 without VNNI (before Ice Lake and Zen 4) ONNX Runtime multiplies uint8 by int8 with
 VPMADDUBSW, whose sums of two products saturate at 16 bits. There the runtime sets the session
@@ -56,12 +56,12 @@ class QuantizedRows:
     """Rows as uint8 around 128."""
 
     integers: ir.Value  # (1, S, in), or (..., in)
-    largest: ir.Value  # what 127 stands for, (S,) float32, or (..., 1)
+    largest: ir.Value  # the value that 127 represents, (S,) float32, or (..., 1)
     has_axis: bool
 
 
 class DynamicQuantizer:
-    """Rewrites products and embeddings of one graph."""
+    """Rewrites products and embeddings of a graph."""
 
     def __init__(self, graph: ir.Graph) -> None:
         self._graph = graph
@@ -87,16 +87,16 @@ class DynamicQuantizer:
 
     def quantize_embedding(self, node: ir.Node) -> None:
         weight, token_ids = node.inputs[0], node.inputs[1]
-        assert weight is not None  # as find_embeddings promises
+        assert weight is not None  # find_embeddings has checked
         tape = ir.tape.Tape()
-        found = tape.op("Gather", [self._integers(weight, -1), token_ids], {"axis": 0})
-        found = tape.op("Cast", [found], {"to": ir.DataType.FLOAT})
+        rows = tape.op("Gather", [self._integers(weight, -1), token_ids], {"axis": 0})
+        rows = tape.op("Cast", [rows], {"to": ir.DataType.FLOAT})
         scales = tape.op("Gather", [self._scales(weight, -1), token_ids], {"axis": 0})
         scales = tape.op("Unsqueeze", [scales, self._last_axis()])
-        replace_node(self._graph, node, tape, tape.op("Mul", [found, scales]))
+        replace_node(self._graph, node, tape, tape.op("Mul", [rows, scales]))
 
     def _quantized_rows(self, linear: Linear) -> QuantizedRows:
-        """Return the quantized rows of a product, made where the first product needs them."""
+        """Return the quantized rows of a product; nodes precede the first such product."""
         rows = linear.rows
         if rows not in self._rows:
             tape = ir.tape.Tape()
@@ -110,15 +110,15 @@ class DynamicQuantizer:
         return self._rows[rows]
 
     def _by_row(self, rows: ir.Value, tape: ir.tape.Tape) -> QuantizedRows:
-        """Return quantized rows, (1, S, in), whose scales are along axis 1."""
+        """Return quantized rows, (1, S, in), with scales along axis 1."""
         others = self._store.constant("all_but_rows", np.array([0, 2], np.int64))
         largest = tape.op("ReduceMax", [tape.op("Abs", [rows]), others], {"keepdims": 0})
-        # A row of zeros: 0 / 0 becomes some integer, and its products are multiplied by 0.
+        # In a row of zeros, 0 / 0 becomes some integer, whose products are multiplied by 0.
         inputs = [rows, tape.op("Mul", [largest, self._step()]), self._zero_points(rows, tape)]
         return QuantizedRows(tape.op("QuantizeLinear", inputs, {"axis": 1}), largest, has_axis=True)
 
     def _by_last_axis(self, linear: Linear, tape: ir.tape.Tape) -> QuantizedRows:
-        """Return quantized rows of any shape, divided by their largest; they may be none."""
+        """Return quantized rows of any shape, divided by their largest; there may be no rows."""
         rows = linear.rows
         magnitudes = tape.op("Abs", [rows])
         largest = tape.op("ReduceMax", [magnitudes, self._last_axis()], {"keepdims": 1})
@@ -130,8 +130,8 @@ class DynamicQuantizer:
         return QuantizedRows(tape.op("QuantizeLinear", inputs), largest, has_axis=False)
 
     def _zero_points(self, rows: ir.Value, tape: ir.tape.Tape) -> ir.Value:
-        """Return the zero point of every row, (S,) uint8; the same for rows that are as many."""
-        assert rows.shape is not None  # they are by row
+        """Return the zero point of every row, (S,) uint8; shared by rows of the same number."""
+        assert rows.shape is not None  # the caller has checked
         number = str(rows.shape[1])
         if number not in self._points:
             shape = tape.op("Shape", [rows], {"start": 1, "end": 2})
@@ -142,12 +142,12 @@ class DynamicQuantizer:
     def _weight(
         self, linear: Linear, tape: ir.tape.Tape, is_shared: bool
     ) -> tuple[ir.Value, ir.Value]:
-        """Return the integers ([E,] in, out) and their scales / 127, (out,) or (E, 1, out)."""
+        """Return the integers ([E,] in, out), and scales divided by 127, (out,) or (E, 1, out)."""
         in_axis = -1 if linear.is_stored_by_output else -2
         steps = self._scales(linear.weight, in_axis, _STEPS)
         if not is_shared:
             return self._integers(linear.weight, in_axis, swap=linear.is_stored_by_output), steps
-        # ONNX Runtime turns the constant around once, when it opens the graph.
+        # ONNX Runtime transposes the constant once, when it opens the graph.
         stored = self._integers(linear.weight, in_axis)
         return tape.op("Transpose", [stored], {"perm": [1, 0]}), steps
 
@@ -156,8 +156,8 @@ class DynamicQuantizer:
         *experts, first, second = shape_of(weight)
 
         def integers(values: NDArray[Any]) -> NDArray[Any]:
-            found = channel_integers(values, in_axis)
-            return np.ascontiguousarray(np.swapaxes(found, -1, -2)) if swap else found
+            quantized = channel_integers(values, in_axis)
+            return np.ascontiguousarray(np.swapaxes(quantized, -1, -2)) if swap else quantized
 
         shape = (*experts, second, first) if swap else (*experts, first, second)
         return self._store.derived(weight, "int8", integers, ir.DataType.INT8, shape)
@@ -165,14 +165,14 @@ class DynamicQuantizer:
     def _scales(
         self, weight: ir.Value, in_axis: int, divisor: np.float32 | None = None
     ) -> ir.Value:
-        """Return the scales of the output channels, (out,) or (E, 1, out), over a divisor."""
+        """Return the output channels' scales, (out,) or (E, 1, out), divided by ``divisor``."""
         *experts, first, second = shape_of(weight)
         num_outputs = first if in_axis == -1 else second
         shape = (*experts, 1, num_outputs) if experts else (num_outputs,)
 
         def scales(values: NDArray[Any]) -> NDArray[Any]:
-            found = channel_scales(values, in_axis).reshape(shape)
-            return found if divisor is None else found / divisor
+            channel = channel_scales(values, in_axis).reshape(shape)
+            return channel if divisor is None else channel / divisor
 
         name = "scales" if divisor is None else "steps"
         return self._store.derived(weight, name, scales, ir.DataType.FLOAT, shape)
@@ -188,7 +188,7 @@ class DynamicQuantizer:
 
 
 def channel_scales(weight: NDArray[Any], in_axis: int) -> NDArray[np.float32]:
-    """Return the largest magnitude along ``in_axis`` over 127, that axis kept with size 1.
+    """Return the largest magnitude along ``in_axis`` divided by 127; the axis is kept with size 1.
 
     [[1, -254], [127, 2]] along axis 1 gives [[2], [1]].
     """
@@ -209,7 +209,7 @@ def channel_integers(weight: NDArray[Any], in_axis: int) -> NDArray[np.int8]:
 
 _BITS = {"int8": 8, "int4": 4, INT4_SYMMETRIC: 4}
 _HEAD_BITS = 8
-# By what rounds rows to int8; in int4 the weights lose more than any form could save.
+# For kinds that round rows to int8; in int4 the weights lose more than any form could save.
 _CHOICES = {
     "int8-dynamic": FormChoice(),
     "int8": FormChoice(shared=block_size(8)),
@@ -219,7 +219,7 @@ _MICROSOFT_OPSET = 1
 
 @dataclass(frozen=True, kw_only=True)
 class Quantized:
-    """Numbers of products and embeddings that were quantized, and of products that were not."""
+    """Counts of products and embeddings that were quantized, and of products that were not."""
 
     num_linears: int
     num_embeddings: int
@@ -249,7 +249,7 @@ def quantize_graph(
         others, embeddings = equalizer.equalize(), equalizer.embeddings
         equalized = equalizer.done
         weights += _weights(others, embeddings)
-    if kind == "int8-dynamic":  # whose products are exact in any case
+    if kind == "int8-dynamic":  # its products are exact in any case
         looked_up = {node.inputs[0] for node in embeddings}
         dynamic = DynamicQuantizer(model.graph)
         for linear in others:
@@ -259,7 +259,7 @@ def quantize_graph(
     else:
         num_left = _blockwise(model, others, embeddings, kind, is_exact=is_exact)
     PassManager([common.RemoveUnusedNodesPass(), common.RemoveUnusedOpsetsPass()])(model)
-    for weight in weights:  # those that left the graph are kept by tensors derived from them alone
+    for weight in weights:  # only tensors derived from removed weights still refer to them
         if weight is not None and weight.name not in model.graph.initializers:
             weight.const_value = None
     return Quantized(
@@ -278,7 +278,7 @@ def _weights(linears: list[Linear], embeddings: list[ir.Node]) -> list[ir.Value 
 def _blockwise(
     model: ir.Model, linears: list[Linear], embeddings: list[ir.Node], kind: str, *, is_exact: bool
 ) -> int:
-    """Quantize all but experts; return how many products were left as they are."""
+    """Quantize all products except experts'; return how many were left unchanged."""
     model.graph.opset_imports[MICROSOFT_DOMAIN] = _MICROSOFT_OPSET
     matrices = [linear for linear in linears if not linear.num_experts]
     quantizer = BlockwiseQuantizer(

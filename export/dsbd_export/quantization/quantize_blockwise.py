@@ -1,14 +1,14 @@
 """Weights alone as int8 or int4 in blocks of inputs: com.microsoft's MatMulNBits.
 
-``accuracy_level`` 4 lets ONNX Runtime quantize the rows on the fly, block by block, and multiply
-integers; at level 0 int8 is a hundred times slower on a CPU. Then a row's products are the same
-bits for any number of rows and threads, except with 4 bits on x86 without AVX-512, where an exact
-graph adds a row of zeros.
+With ``accuracy_level`` 4, ONNX Runtime quantizes the rows on the fly, block by block, and
+multiplies integers; at level 0, int8 is a hundred times slower on a CPU. A row's products then have
+the same bits for any number of rows and threads. The exception is 4 bits on x86 without AVX-512,
+for which an exact graph adds a row of zeros.
 
-On CUDA, rows in fp16 are multiplied with integers as they are (``ep.cuda.fpa_intb_gemm``) where no
-block has a zero point; otherwise a call of more than a few rows dequantizes the whole weight first.
-That product has no kernel for blocks of 32 unless the inputs are a multiple of 64 (ONNX Runtime
-1.31.1 fails in the call); with blocks of 16 the weight is dequantized.
+On CUDA, fp16 rows are multiplied directly with integers (``ep.cuda.fpa_intb_gemm``) if no block has
+a zero point; otherwise a call of more than a few rows first dequantizes the whole weight. This
+direct product has no kernel for blocks of 32 unless the number of inputs is a multiple of 64 (ONNX
+Runtime 1.31.1 fails in the call). With blocks of 16 the weight is dequantized.
 """
 
 from dataclasses import dataclass
@@ -22,15 +22,18 @@ from dsbd_export.config import MICROSOFT_DOMAIN
 from dsbd_export.passes.weighted_layers import Linear, Store, replace_node, shape_of, weight_chunks
 
 _ACCURACY_LEVEL = 4
-_BLOCK_SIZES = {8: 64, 4: 32}  # by bits; rows are rounded to int8 in the same blocks
+_BLOCK_SIZES = {
+    8: 64,
+    4: 32,
+}  # block size by number of bits; rows are rounded to int8 in the same blocks
 _SMALL_BLOCK = 16
-_ZERO_POINT = 128  # of 8 bits, which are symmetric
-_MIDDLE = 8  # of symmetric 4 bits, which MatMulNBits takes without zero points
+_ZERO_POINT = 128  # with 8 bits, which are symmetric
+_MIDDLE = 8  # with symmetric 4 bits; MatMulNBits then needs no zero points
 
 
 @dataclass(frozen=True)
 class Blocks:
-    """How the blocks of a weight (out, in) are scaled: value = (integer - zero_point) * scale."""
+    """Scales of the blocks of a weight (out, in): value = (integer - zero_point) * scale."""
 
     size: int
     scales: NDArray[np.float32]  # (out, in / size rounded up) float32
@@ -38,7 +41,7 @@ class Blocks:
 
 
 class BlockwiseQuantizer:
-    """Rewrites products and embeddings of one graph."""
+    """Rewrites products and embeddings of a graph."""
 
     def __init__(self, graph: ir.Graph, *, is_exact: bool, is_symmetric: bool = False) -> None:
         self._graph = graph
@@ -48,7 +51,7 @@ class BlockwiseQuantizer:
         self._pairs: dict[ir.Value, tuple[ir.Value, ir.Value]] = {}
 
     def quantize_linear(self, linear: Linear, bits: int) -> None:
-        """Replace a product by one MatMulNBits, and an Add where it has a bias."""
+        """Replace a product by a MatMulNBits, and an Add if it has a bias."""
         by_output = linear.is_stored_by_output
         num_outputs, num_inputs = shape_of(linear.weight)[:: 1 if by_output else -1]
         tape = ir.tape.Tape()
@@ -78,9 +81,9 @@ class BlockwiseQuantizer:
         replace_node(self._graph, linear.node, tape, result)
 
     def quantize_embedding(self, node: ir.Node) -> None:
-        """Replace a Gather of tokens by one of their int8 blocks, which are scaled afterwards."""
+        """Replace a Gather of tokens by a Gather of int8 blocks, which are then scaled."""
         weight, token_ids = node.inputs[0], node.inputs[1]
-        assert weight is not None and weight.dtype is not None  # as find_embeddings promises
+        assert weight is not None and weight.dtype is not None  # find_embeddings has checked
         to_float = {"to": weight.dtype}
         zero_point = self._store.constant(
             f"zero_point.{weight.dtype.name}", np.array(128, weight.dtype.numpy())
@@ -101,7 +104,7 @@ class BlockwiseQuantizer:
         replace_node(self._graph, node, tape, result)
 
     def _never_alone(self, tape: ir.tape.Tape, rows: ir.Value) -> tuple[ir.Value, ir.Value]:
-        """Return rows (..., n, in) with one more of zeros if n is 1, and n, (1,) int64."""
+        """Return rows (..., n, in), with one more row of zeros if n is 1; and n, (1,) int64."""
         if rows not in self._pairs:
             none, two = self._integer("first", 0), self._integer("two", 2)
             num_rows = tape.op("Shape", [rows], {"start": -2, "end": -1})
@@ -166,9 +169,9 @@ def block_size(bits: int, num_inputs: int = 0, *, is_symmetric: bool = False) ->
 def blocks_of(weight: NDArray[Any], bits: int, *, is_symmetric: bool = False) -> Blocks:
     """Return scales and zero points of a weight (out, in).
 
-    8 bits are symmetric around 128. 4 bits span the smallest and largest value of the block, and
-    zero. Symmetric 4 bits are around 8, whose lowest, -8, is the value of the largest magnitude: a
-    block from -1 to 4 has the scale -0.5.
+    8 bits are symmetric around 128. 4 bits span the smallest value, the largest value and zero of a
+    block. Symmetric 4 bits have the zero point 8; the lowest integer, -8, is the value of largest
+    magnitude. For example a block from -1 to 4 has the scale -0.5.
     """
     size = block_size(bits, weight.shape[1], is_symmetric=is_symmetric)
     scales = np.empty((weight.shape[0], -(-weight.shape[1] // size)), np.float32)
@@ -192,7 +195,7 @@ def blocks_of(weight: NDArray[Any], bits: int, *, is_symmetric: bool = False) ->
 def block_integers(weight: NDArray[Any], blocks: Blocks, bits: int) -> NDArray[np.uint8]:
     """Return the integers of a weight (out, in): (out, in / block size rounded up, bytes) uint8.
 
-    Two of 4 bits share a byte, the first in the lower half: 3 and 5 give 0x53.
+    Two integers of 4 bits share a byte; the first is in the lower half: 3 and 5 give 0x53.
     """
     integers = np.empty((*blocks.scales.shape, blocks.size * bits // 8), np.uint8)
     for rows in weight_chunks(weight.shape):
@@ -204,10 +207,10 @@ def block_integers(weight: NDArray[Any], blocks: Blocks, bits: int) -> NDArray[n
 
 
 def _divisors(scales: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return scales to divide by, 1 for those of blocks of zeros, which are 0.
+    """Return scales to divide by: 1 in place of 0, the scale of a block of zeros.
 
-    They are stored as 0: ONNX Runtime subtracts 128 times the sum of a row's block in fp32, and
-    with a scale of 1 the rounding of that would be a thousand times that of other blocks.
+    0 is stored, because ONNX Runtime subtracts 128 times the sum of a row's block in fp32. With a
+    scale of 1 the rounding error of that would be a thousand times that of other blocks.
     """
     return np.where(scales != 0, scales, np.float32(1))
 
@@ -220,6 +223,6 @@ def pack_nibbles(values: NDArray[np.uint8]) -> NDArray[np.uint8]:
 
 
 def _blocked(rows: NDArray[Any], size: int) -> NDArray[np.float32]:
-    """Return rows (n, in) as (n, blocks, block size) float32, filled up with zeros."""
+    """Return rows (n, in) as (n, blocks, block size) float32, padded with zeros."""
     full = np.pad(rows.astype(np.float32), [(0, 0), (0, -rows.shape[1] % size)])
     return full.reshape(rows.shape[0], -1, size)

@@ -1,15 +1,16 @@
 """Forms of a product in which int8 rows and weights lose little: channels scaled, blocks rotated.
 
-An int8 row has one scale, its largest magnitude over 127, or one a block of channels. Real models
-have channels hundreds of times larger than the median one (Dettmers et al. 2022, LLM.int8()), which
-leave the others few integers. Apart from rounding, neither of these changes a product:
+An int8 row has one scale (its largest magnitude divided by 127), or one scale per block of
+channels. Real models have channels hundreds of times larger than the median channel (Dettmers et
+al. 2022, LLM.int8()), so that few integers are left for the other channels. Apart from rounding,
+these two transformations do not change a product:
 
-    rows @ weight = (rows / s) @ (s * weight)            a number a channel (Xiao et al. 2022,
+    rows @ weight = (rows / s) @ (s * weight)            one number per channel (Xiao et al. 2022,
                                                          SmoothQuant)
     rows @ weight = (rows R) @ (R^T weight)              R orthogonal (Ashkboos et al. 2024, QuaRot)
 
-Channels become alike by s, which a norm's weight takes in at no cost at run time. ``FormChoice``
-tries them on rows that a checkpoint makes of a text, and takes the form with the smallest error.
+s makes channels similar; dividing a norm's weight by s costs nothing at run time. ``FormChoice``
+tries the forms on rows that a checkpoint computes for a text, and chooses the smallest error.
 """
 
 import dataclasses
@@ -30,33 +31,33 @@ from dsbd_export.parity_cases import ForestCase, own_text_ids, prefill_case, tex
 from dsbd_export.passes.weighted_layers import weight_chunks
 from dsbd_export.texts import readable_files, texts_of
 
-_MOST_ROWS = 128  # of a run that are kept: of 7 B parameters 0.5 GB
+_MOST_ROWS = 128  # kept rows of a run: 0.5 GB for 7 B parameters
 _FIRST_WEIGHTS = 64
 
 
 @dataclass(frozen=True)
 class ProductRows:
-    """Statistics of the rows of one product, seen over a text."""
+    """Statistics of the rows of one product over a text."""
 
-    rows: NDArray[np.float32]  # (n, in) float32. Some of them, evenly spread.
-    # (in,) float32. The largest magnitude of every channel, in all of them.
+    rows: NDArray[np.float32]  # (n, in) float32. Some of the rows, evenly spread.
+    # (in,) float32. The largest magnitude of every channel in all rows.
     largest: NDArray[np.float32]
 
 
 RowsOfProducts = dict[bytes, ProductRows]
-"""Rows by the first weights of a product; see ``key_of``."""
+"""Statistics by the first weights of a product; see ``key_of``."""
 
 
 def key_of(weight: NDArray[Any]) -> bytes:
-    """Return the key of a product with weight (out, in): its first weights, and its width."""
+    """Return the key of a product with weight (out, in): its first weights and its width."""
     first = np.ascontiguousarray(weight[0, :_FIRST_WEIGHTS], dtype=np.float32)
     return bytes(first.tobytes()) + int(weight.shape[1]).to_bytes(8, "little")
 
 
 @contextmanager
 def observed_rows(model: nn.Module) -> Iterator[RowsOfProducts]:
-    """Yield the rows of every product of the runs in the block; the last run counts."""
-    found: RowsOfProducts = {}
+    """Yield statistics of every product's rows in runs in the block; the last run is used."""
+    observed: RowsOfProducts = {}
     last: list[tuple[Tensor, ProductRows]] = []  # query, key and value multiply one tensor
 
     def observe(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
@@ -67,7 +68,7 @@ def observed_rows(model: nn.Module) -> Iterator[RowsOfProducts]:
         if not last or last[0][0] is not inputs[0]:
             rows = inputs[0].detach().float().reshape(-1, by_output.shape[1])
             last[:] = [(inputs[0], rows_of(rows.numpy()))]
-        found[key_of(by_output[:1].detach().float().numpy())] = last[0][1]
+        observed[key_of(by_output[:1].detach().float().numpy())] = last[0][1]
 
     hooks = []
     for module in model.modules():
@@ -76,7 +77,7 @@ def observed_rows(model: nn.Module) -> Iterator[RowsOfProducts]:
         if is_product and isinstance(weight, Tensor) and weight.dim() == 2:
             hooks.append(module.register_forward_pre_hook(observe))
     try:
-        yield found
+        yield observed
     finally:
         for hook in hooks:
             hook.remove()
@@ -90,11 +91,11 @@ def rows_of(rows: NDArray[np.float32]) -> ProductRows:
 
 CALIBRATION_FILE = Path(__file__).parent / "calibration_text.txt"
 _MOST_TOKENS = 512
-_MOST_TEXTS = 32  # which share them
+_MOST_TEXTS = 32  # texts that share these tokens
 
 
 def calibration_case(checkpoint: Checkpoint, data: Sequence[str]) -> ForestCase:
-    """Return text as one prefill, whose head reads every row; raise ExportError if unreadable."""
+    """Return texts as one prefill whose head reads every row; ExportError if unreadable."""
     if data:
         texts = list(itertools.islice(_texts(data), _MOST_TEXTS))
         if not texts:
@@ -107,34 +108,40 @@ def calibration_case(checkpoint: Checkpoint, data: Sequence[str]) -> ForestCase:
 
 
 def _texts(data: Sequence[str]) -> Iterator[str]:
-    """Yield the beginning of each text; of a chat, all that is said in it."""
+    """Yield the beginning of each text; the text of a chat is all its messages."""
     for file in readable_files("calibration_texts", data):
         for _name, pieces in texts_of(file):
             if text := "\n".join(itertools.islice(pieces, _MOST_TOKENS)):
                 yield text
 
 
-_POWERS = (0.4, 0.5, 0.6, 0.7, 0.8)  # of a channel's rows in s; its weights have the rest
-_EVEN = 1 + _POWERS.index(0.5)  # the first is for no scales
+_POWERS = (
+    0.4,
+    0.5,
+    0.6,
+    0.7,
+    0.8,
+)  # exponents of a channel's rows in s; its weights have 1 minus these
+_EVEN = 1 + _POWERS.index(0.5)  # index in a list that begins with no scales
 _BLOCKS = (64, 32, 16)
 _TOLERABLE, _TOLERABLE_OF_HEADS = 5e-5, 1e-3
-"""Errors, see ``int8_error``, up to which nothing is rotated: of products, and after attention.
+"""Errors (see ``int8_error``) up to which nothing is rotated: of other products, after attention.
 
-Normal numbers have 1.2e-4, rotated ones of SmolLM2 3e-5 to 2e-4. An error after attention changes
-the divergence a tenth as much as any other of its size, because little is added to the residual
-there.
+Normally distributed numbers have 1.2e-4, rotated products of SmolLM2 3e-5 to 2e-4. An error after
+attention changes the divergence a tenth as much as an equal error elsewhere, because little is
+added to the residual there.
 """
-_WORTH = 0.7  # of the error that a rotation may leave to be made
-_QUIETEST = 0.1  # of the median channel: one that was silent in a text need not be in the next
-_MOST_OUTPUTS = 256  # of a product, by which its error is judged
+_WORTH = 0.7  # a rotation is used if at most this share of the error remains
+_QUIETEST = 0.1  # relative to the median channel: a silent channel may be louder in another text
+_MOST_OUTPUTS = 256  # outputs of a product on which its error is computed
 
 
 @dataclass(frozen=True)
 class RowForm:
-    """The form of a product's rows: rows / scales, then in each block rotated."""
+    """The form of a product's rows: divided by scales, then rotated in each block."""
 
-    scales: NDArray[np.float32] | None = None  # (in,) float32, above 0; None for ones
-    # channels that are rotated together, a power of two that divides in; 0: none are
+    scales: NDArray[np.float32] | None = None  # (in,) float32, above 0; None: all 1
+    # number of channels rotated together, a power of two that divides ``in``; 0: no rotation
     block: int = 0
 
     def of_rows(self, rows: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -142,11 +149,11 @@ class RowForm:
         return self._rotated(rows if self.scales is None else rows / self.scales)
 
     def of_weight(self, weight: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Return the weight (out, in) of rows in this form."""
+        """Return the weight (out, in) for rows in this form."""
         return self._rotated(weight if self.scales is None else weight * self.scales)
 
     def weight_of(self, weight: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Return the weight (out, in) that ``of_weight`` gives this form."""
+        """Return the original weight (out, in) for a result of ``of_weight``."""
         turned = self._rotated(weight)
         return turned if self.scales is None else turned / self.scales
 
@@ -161,7 +168,7 @@ AS_IT_IS = RowForm()
 
 
 def rotation(block: int) -> NDArray[np.float32]:
-    """Return the Hadamard matrix (block, block) over its root: symmetric, and its own inverse.
+    """Return the Hadamard matrix (block, block) divided by sqrt(block): symmetric, self-inverse.
 
     2 gives [[1, 1], [1, -1]] / 1.414.
     """
@@ -172,14 +179,14 @@ def rotation(block: int) -> NDArray[np.float32]:
 
 
 def block_of(num_channels: int) -> int:
-    """Return how many channels to rotate together, 0 where they make no two equal blocks."""
+    """Return how many channels to rotate together, 0 if they do not form two equal blocks."""
     fitting = (size for size in _BLOCKS if num_channels % size == 0 and num_channels // size >= 2)
     return next(fitting, 0)
 
 
 @dataclass(frozen=True)
 class FormChoice:
-    """Chooses forms of products with a scale for every ``shared`` channels of a row, or for all."""
+    """Chooses forms of products; ``shared`` channels of a row share a scale, or all (None)."""
 
     shared: int | None = None
 
@@ -194,15 +201,15 @@ class FormChoice:
         is_head: bool = False,
         is_looked_up: bool = False,
     ) -> RowForm:
-        """Return the form of a product (out, in) that loses least.
+        """Return the form of a product (out, in) with the smallest error.
 
-        is_after_attention: the rows are what the heads of attention give. is_head: the products are
-        logits. is_looked_up: outputs of the weight are also embeddings of tokens.
+        is_after_attention: the rows are the output of attention heads. is_head: the products are
+            logits. is_looked_up: rows of the weight are also embeddings of tokens.
         """
         largest = np.maximum(weight.max(0), -weight.min(0)).astype(np.float32)
         if is_head:
             some = _likely_outputs(weight, seen.rows)
-        else:  # outputs by which the error is judged
+        else:  # outputs on which the error is computed
             places = np.linspace(0, len(weight) - 1, min(len(weight), _MOST_OUTPUTS))
             some = np.asarray(weight[places.astype(np.int64)], np.float32)
         scales: list[NDArray[np.float32] | None] = [None]
@@ -231,26 +238,26 @@ class FormChoice:
 
 
 def _likely_outputs(weight: NDArray[Any], rows: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return those of a head (out, in) that rows (n, in) find most likely."""
-    most = min(max(_MOST_OUTPUTS // len(rows), 1), len(weight))
+    """Return the outputs of a head (out, in) that are most likely for rows (n, in)."""
+    num_best = min(max(_MOST_OUTPUTS // len(rows), 1), len(weight))
     logits = np.empty((len(rows), len(weight)), np.float32)
     for outputs in weight_chunks(weight.shape):
         logits[:, outputs] = rows @ np.asarray(weight[outputs], np.float32).T
-    likely = np.unique(np.argpartition(logits, -most, axis=1)[:, -most:])
+    likely = np.unique(np.argpartition(logits, -num_best, axis=1)[:, -num_best:])
     return np.asarray(weight[likely], np.float32)
 
 
 def _channel_scales(
     rows: NDArray[np.float32], weights: NDArray[np.float32], power: float
 ) -> NDArray[np.float32]:
-    """Return rows^power / weights^(1 - power), (in,), their geometric mean 1."""
+    """Return rows^power / weights^(1 - power), (in,), scaled to the geometric mean 1."""
     loud, heavy = (np.maximum(each, _quietest(each)) for each in (rows, weights))
     logs = power * np.log(loud) - (1 - power) * np.log(heavy)
     return np.asarray(np.exp(logs - logs.mean()), np.float32)
 
 
 def _quietest(channels: NDArray[np.float32]) -> float:
-    """Return the magnitude below which a channel counts as silent; padded ones are nothing."""
+    """Return the magnitude below which a channel is treated as silent; padding is ignored."""
     heard = channels[channels > 0]
     return _QUIETEST * float(np.median(heard)) if heard.size else 1.0
 
@@ -258,21 +265,21 @@ def _quietest(channels: NDArray[np.float32]) -> float:
 def int8_error(
     form: RowForm, rows: NDArray[np.float32], weight: NDArray[np.float32], shared: int | None = None
 ) -> float:
-    """Return the square error of a row's product of int8s in a form over its square, their mean.
+    """Return the mean over rows of the squared error of an int8 product divided by its square.
 
     rows: (n, in). weight: (out, in). shared: see ``FormChoice``.
     """
-    found = _as_int8(form.of_rows(rows), shared) @ _as_int8(form.of_weight(weight), shared).T
-    return _mean_error(found, rows @ weight.T, 1)
+    product = _as_int8(form.of_rows(rows), shared) @ _as_int8(form.of_weight(weight), shared).T
+    return _mean_error(product, rows @ weight.T, 1)
 
 
-def _mean_error(found: NDArray[np.float32], wanted: NDArray[np.float32], axis: int) -> float:
-    errors, squares = np.square(found - wanted).sum(axis), np.square(wanted).sum(axis)
+def _mean_error(actual: NDArray[np.float32], expected: NDArray[np.float32], axis: int) -> float:
+    errors, squares = np.square(actual - expected).sum(axis), np.square(expected).sum(axis)
     return float((errors / np.maximum(squares, 1e-30)).mean())
 
 
 def _as_int8(rows: NDArray[np.float32], shared: int | None) -> NDArray[np.float32]:
-    """Return what rows (n, in) are as int8, with a scale for so many channels."""
+    """Return rows (n, in) rounded to int8; ``shared`` channels share a scale (None: all)."""
     size = rows.shape[1]
     padding = 0 if shared is None else -size % shared
     blocks = np.pad(rows, [(0, 0), (0, padding)]).reshape(len(rows), -1, shared or size)

@@ -1,4 +1,4 @@
-"""TensorRT engines of a bundle: the model and the prune graph of target and draft, as plans."""
+"""TensorRT engines of a bundle: plans of the model and the prune graph, of target and draft."""
 
 import os
 from collections.abc import Mapping
@@ -45,23 +45,23 @@ from dsbd_runtime.tensorrt.trt_record import (
 _NO_KERNEL = "not supported by a dedicated kernel"
 
 FORWARD_PROFILES = (1, 8, 32, 64, 128, 256)
-"""Rows of a call of the model: one node, narrow forests, wide ones, a chunk of the prompt."""
+"""Rows per call of the model: one node, narrow forests, wide forests, a chunk of the prompt."""
 
 MOST_DEFAULT_CAPACITY = 4096
-"""Rows of the caches where none are given: a context of 131,072 would take 17 GB for a model of 8
-billion weights, and attention reads all of them in every call."""
+"""Maximum rows of the caches if no capacity is given. A context of 131,072 rows would need 17 GB
+for a model of 8 billion weights, and attention reads all rows in every call."""
 
 _FEW_MOVED_ROWS = 32
 
 
 _CRASHING = frozenset({"diffllama"})
-"""Families of which TensorRT's builder ends the process."""
+"""Families for which TensorRT's builder crashes the process."""
 
 
 def add_engines(bundle_path: Path, options: TensorrtOptions, *, report: Report) -> Manifest:
-    """Build the engines of a bundle from its ONNX files, in place of those that it has.
+    """Build the engines of a bundle from its ONNX files; they replace existing engines.
 
-    The bundle is replaced as a whole at the end; after any error it is as it was.
+    The bundle is replaced as a whole at the end; after an error it is unchanged.
 
     Raises ExportError if TensorRT cannot build for the options, BundleError if there is no such
     bundle or it cannot be written, ProviderError if TensorRT is not installed.
@@ -79,7 +79,7 @@ def add_engines(bundle_path: Path, options: TensorrtOptions, *, report: Report) 
 
 
 def is_engine(name: str) -> bool:
-    """Return whether a file of a bundle is one of its TensorRT engines, or their record."""
+    """Return whether a file of a bundle is a TensorRT engine or the engines' record."""
     return Path(name).name in ENGINE_FILES
 
 
@@ -91,7 +91,7 @@ def build_engines(
     *,
     report: Report,
 ) -> None:
-    """Write the engines of the target and, if there is one, the draft: entries in this order.
+    """Write the engines of the target and, if any, the draft; ``entries`` are in this order.
 
     capacity: rows of all caches; None: the longer context, at most ``MOST_DEFAULT_CAPACITY``.
     """
@@ -168,7 +168,7 @@ def default_capacity(context_length: int) -> int:
 def build_plan(
     place: BuildPlace, file: Path, capacity: int, profiles: tuple[int, ...]
 ) -> tuple[memoryview, bool]:
-    """Return the plan of a graph, and whether every attention is fused; or raise ExportError."""
+    """Return the plan of a graph, and whether all attention is fused; or raise ExportError."""
     model = tensorrt_graph(file, capacity)
     has_attention = any(node.op_type == "Attention" for node in model.graph.node)
     errors: list[str] = []
@@ -195,7 +195,7 @@ def _built(
     *,
     is_decomposed: bool,
 ) -> memoryview | None:
-    """Return the plan; None, with reasons added to ``errors``, when it cannot be built."""
+    """Return the plan; None if it cannot be built, with reasons added to ``errors``."""
     trt = place.trt
     logger = trt_logger(trt, errors)
     builder = trt.Builder(logger)
@@ -224,25 +224,27 @@ def builder_config(trt: Any, builder: Any) -> Any:
 
 
 def move_profiles(capacity: int) -> tuple[int, ...]:
-    """Return the rows of a call of the prune graph: few, or up to all of them."""
+    """Return the profiles of the prune graph, in rows per call: few rows, or all."""
     return (_FEW_MOVED_ROWS, capacity)
 
 
 def add_profiles(builder: Any, config: Any, network: Any, sizes: tuple[int, ...]) -> None:
-    """Add a profile for each size: every dynamic dimension from 1 to the size, best at the size."""
+    """Add a profile per size: dynamic dimensions from 1 to the size, optimized for the size."""
     inputs = [network.get_input(index) for index in range(network.num_inputs)]
     for size in sizes:
         profile = builder.create_optimization_profile()
         for tensor in inputs:
             dims = tuple(tensor.shape)
             if -1 in dims:
-                least, most = (tuple(n if dim == -1 else dim for dim in dims) for n in (1, size))
-                profile.set_shape(tensor.name, least, most, most)
+                smallest, largest = (
+                    tuple(n if dim == -1 else dim for dim in dims) for n in (1, size)
+                )
+                profile.set_shape(tensor.name, smallest, largest, largest)
         config.add_optimization_profile(profile)
 
 
 def timing_cache_file(place: BuildPlace, environment: Mapping[str, str] = os.environ) -> Path:
-    """Return where the times of this version and GPU lie: ``$XDG_CACHE_HOME/dsbd-ort``."""
+    """Return the file of kernel times for this version and GPU, in ``$XDG_CACHE_HOME/dsbd-ort``."""
     root = environment.get("XDG_CACHE_HOME")
     folder = (Path(root) if root else Path.home() / ".cache") / "dsbd-ort"
     version, capability = place.trt.__version__, place.compute_capability
@@ -250,14 +252,14 @@ def timing_cache_file(place: BuildPlace, environment: Mapping[str, str] = os.env
 
 
 def load_timing_cache(config: Any, file: Path) -> Any:
-    """Give the config the times of a file, or none yet; return the cache that the build fills."""
+    """Load a file's times, if it exists, into the config; return the cache that the build fills."""
     cache = config.create_timing_cache(file.read_bytes() if file.is_file() else b"")
     config.set_timing_cache(cache, False)
     return cache
 
 
 def save_timing_cache(cache: Any, file: Path) -> None:
-    """Write the times; another build at the same time sees the old file or the new one."""
+    """Write the times; a concurrent build sees either the old file or the new one."""
     file.parent.mkdir(parents=True, exist_ok=True)
     partial = file.with_name(f"{file.name}.{os.getpid()}")
     partial.write_bytes(bytes(cache.serialize()))

@@ -12,18 +12,18 @@ from onnx import TensorProto, helper, numpy_helper
 
 from dsbd_export.errors import ExportError
 
-HIDDEN = -3e4  # exp(HIDDEN) is 0, and it is finite in float16 as well
+HIDDEN = -3e4  # exp(HIDDEN) is 0; finite in float16 too
 _CAPACITY = "C"
-_MASK_INPUT = 3  # of Attention
+_MASK_INPUT = 3  # index of Attention's input
 _PREFIX = "additive."
 
 
 def tensorrt_graph(file: Path, capacity: int) -> onnx.ModelProto:
-    """Return the graph of a file with caches of ``capacity`` rows; weights stay where they lie.
+    """Return the graph of a file with caches of ``capacity`` rows; weights stay in their file.
 
-    TensorRT 11 refuses caches whose size is not known. TensorRT for RTX 1.7 fails if several
-    Attention nodes read one bool input ("more than one op named attention_mask"): each mask becomes
-    0 and HIDDEN once for all layers.
+    TensorRT 11 refuses caches of unknown size. TensorRT for RTX 1.7 fails if several Attention
+    nodes read one bool input ("more than one op named attention_mask"). So each mask is converted
+    to 0 and HIDDEN once for all layers.
     """
     model = onnx.load(file, load_external_data=False)
     for value in (*model.graph.input, *model.graph.output):
@@ -35,7 +35,7 @@ def tensorrt_graph(file: Path, capacity: int) -> onnx.ModelProto:
 
 
 def _add_masks(graph: onnx.GraphProto) -> None:
-    """Let every Attention add its mask; a mask is converted where it is read first."""
+    """Make every Attention add its mask; a mask is converted before its first reader."""
     masks = {
         value.name for value in graph.input if value.type.tensor_type.elem_type == TensorProto.BOOL
     }
@@ -66,7 +66,7 @@ def _caches(graph: onnx.GraphProto) -> dict[str, str]:
 
 def parse_network(trt: ModuleType, builder: Any, model: onnx.ModelProto, file: Path) -> Any:
     """Return the network of a graph whose weights are next to ``file``; or raise ExportError."""
-    # 10.x must be told that it is strongly typed, later versions always are.
+    # In 10.x networks are strongly typed only with this flag, in later versions always.
     flag = trt.NetworkDefinitionCreationFlag.__members__.get("STRONGLY_TYPED")
     network = builder.create_network(0 if flag is None else 1 << int(flag))
     parser = trt.OnnxParser(network, builder.logger)
@@ -101,10 +101,10 @@ def network_problems(trt: ModuleType, network: Any, graph: onnx.GraphProto) -> I
 
 
 def decompose_attention(trt: ModuleType, network: Any) -> None:
-    """Let TensorRT compute attention in pieces where it has no kernel for the whole."""
+    """Allow TensorRT to decompose attention for which it has no fused kernel."""
     for layer in _layers(network):
         if layer.type == trt.LayerType.ATTENTION_INPUT:
-            layer.__class__ = trt.IAttentionBoundaryLayer  # a network hands out the base class
+            layer.__class__ = trt.IAttentionBoundaryLayer  # a network returns the base class
             layer.attention.decomposable = True
 
 
