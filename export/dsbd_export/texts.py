@@ -1,8 +1,9 @@
 """Texts to learn from: their files, held-out texts, and their tokens on disk.
 
-A text is a file, or a line of a ``*.jsonl`` file: a string, an object with a field ``text``, or a
-chat, an object with a field ``messages``. One in twenty is held out, by the hash of its name. If
-texts are too few for that, the last twentieth of all tokens is, and of all prompts of chats.
+A text is a file, or a line of a ``*.jsonl`` file. Such a line is a string, an object with a field
+``text``, or a chat: an object with a field ``messages``. One text in twenty is held out, by the
+hash of its name. If there are too few texts for that, the last twentieth of all tokens and of all
+prompts of chats is held out.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ Tokens = NDArray[np.uint32]
 
 MIN_TRAIN_TOKENS = 2_000
 MIN_HELD_OUT_TOKENS = 200
-_PIECE_CHARS = 2**18  # encoded at a time, to bound memory
+_PIECE_CHARS = 2**18  # characters encoded at a time, to bound memory
 _HELD_OUT_BYTES = 13  # of the 256 values of a hash's first byte: 5 %
 CHATS, SOURCES, WINDOWS = "chats", "sources", "windows of sound"
 MIN_TRAIN_PROMPTS = 16
@@ -46,7 +47,7 @@ _HELD_OUT_SHARE = 20  # a twentieth of all tokens, if texts are too few
 
 @dataclass(frozen=True)
 class TextFile:
-    """A file, and its name in the user's folder or pattern, which decides what is held out."""
+    """A file, and its name in the user's folder or pattern; the name decides about holding out."""
 
     path: Path
     name: str
@@ -59,7 +60,7 @@ class TokenStreams:
     # train, held_out: (num_tokens,) uint32
     train: Tokens
     held_out: Tokens
-    # train_prompts, held_out_prompts: prompts of chats, or sources
+    # prompts of chats, or sources
     train_prompts: Prompts
     held_out_prompts: Prompts
     split: str
@@ -70,13 +71,13 @@ class TokenStreams:
 
     @property
     def has_chats(self) -> bool:
-        """Return whether there are prompts of chats, or sources."""
+        """Return whether there are prompts of chats or sources."""
         return bool(len(self.train_prompts))
 
 
 def find_files(data: tuple[str, ...], exclude: tuple[str, ...]) -> list[TextFile]:
-    """Return the files of ``data``, sorted by name; raise ExportError if an entry has none."""
-    found: dict[Path, str] = {}
+    """Return the files of ``data``, sorted by name; ExportError if an entry matches no file."""
+    name_by_path: dict[Path, str] = {}
     for entry in data:
         files = list(_files_of(entry))
         if not files:
@@ -84,20 +85,22 @@ def find_files(data: tuple[str, ...], exclude: tuple[str, ...]) -> list[TextFile
                 f"data={entry!r} matches no file; give a file, a folder, or a pattern such as "
                 "'texts/**/*.md'"
             )
-        found |= {
+        name_by_path |= {
             file.path: file.name
             for file in files
             if not any(fnmatch.fnmatch(file.name, pattern) for pattern in exclude)
         }
-    if not found:
+    if not name_by_path:
         raise ExportError(f"exclude={', '.join(exclude)} leaves no file of data; exclude less")
-    if reason := next(filter(None, map(pointer_refusal, found)), None):
+    if reason := next(filter(None, map(pointer_refusal, name_by_path)), None):
         raise ExportError(reason)
-    return sorted((TextFile(path, name) for path, name in found.items()), key=lambda f: f.name)
+    return sorted(
+        (TextFile(path, name) for path, name in name_by_path.items()), key=lambda f: f.name
+    )
 
 
 def readable_files(option: str, data: Sequence[str]) -> list[TextFile]:
-    """Return the UTF-8 files of another ``option`` than data; raise ExportError with its name."""
+    """Return the UTF-8 files of an option; its name ``option`` is part of ExportErrors."""
     try:
         files = find_files(tuple(data), ())
         check_readable(files)
@@ -111,7 +114,7 @@ def _files_of(entry: str) -> Iterator[TextFile]:
     if path.is_file():
         yield TextFile(path, path.name)
         return
-    # The folder before the first part that has wildcards.
+    # The root is the folder before the first part with wildcards.
     plain = itertools.takewhile(lambda part: not glob.has_magic(part), path.parts[:-1])
     root, pattern = Path(*plain), str(path)
     if path.is_dir():
@@ -127,7 +130,7 @@ def is_held_out(name: str) -> bool:
 
 
 def check_readable(files: list[TextFile]) -> None:
-    """Raise ExportError if files are not UTF-8, with their number."""
+    """Raise ExportError with the number of files that are not UTF-8, if any."""
     reasons = {file.path: reason for file in files if (reason := _why_not_utf_8(file.path))}
     if reasons:
         path, reason = next(iter(reasons.items()))
@@ -148,7 +151,7 @@ def _why_not_utf_8(path: Path) -> str:
 
 
 def texts_of(file: TextFile) -> Iterator[tuple[str, Iterable[str]]]:
-    """Yield (name, pieces) of every text of a file; pieces end at the end of a line if possible."""
+    """Yield (name, pieces) of every text of a file; pieces end at line ends if possible."""
     if file.path.suffix != ".jsonl":
         with file.path.open("rb") as bytes_of, opened_text(bytes_of, newline="") as opened:
             blocks = iter(lambda: opened.read(_PIECE_CHARS), "")
@@ -159,7 +162,7 @@ def texts_of(file: TextFile) -> Iterator[tuple[str, Iterable[str]]]:
 
 
 def json_lines(file: TextFile) -> Iterator[tuple[str, str, Any]]:
-    """Yield name, place for messages, and content of every line; or raise ExportError."""
+    """Yield name, place (for error messages) and content of every line; or raise ExportError."""
     with file.path.open("rb") as opened, opened_text(opened) as lines:
         for number, line in enumerate(lines, 1):
             if not line.strip():
@@ -199,7 +202,7 @@ def write_streams(
     eos: int | None,
     folder: Path,
 ) -> None:
-    """Write the tokens of all texts; each begins like a prompt and ends with ``eos``, if any."""
+    """Write the tokens of all texts; a text begins like a prompt and ends with ``eos``, if any."""
     with opened_sinks(folder) as sink_of:
         for file in files:
             for name, pieces in texts_of(file):
@@ -217,7 +220,7 @@ def write_streams(
 
 @contextlib.contextmanager
 def opened_sinks(folder: Path) -> Iterator[Callable[[str], Sink]]:
-    """Yield a function from a text's name to its sink; at the end ``folder`` appears."""
+    """Yield a function from a text's name to its sink; ``folder`` appears at the end."""
     partial = folder.with_suffix(".partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
@@ -228,7 +231,7 @@ def opened_sinks(folder: Path) -> Iterator[Callable[[str], Sink]]:
 
 
 class Sink:
-    """Files of the training side or of the held-out side, while they are written."""
+    """Files of one side, training or held-out, while they are written."""
 
     def __init__(self, folder: Path, side: str, opened: contextlib.ExitStack) -> None:
         self._tokens, self._prompts, self._ends = (
@@ -247,7 +250,7 @@ class Sink:
 
 
 def open_streams(folder: Path, kind: str = CHATS) -> TokenStreams:
-    """Return the tokens in a folder of ``opened_sinks``; raise ExportError if they are too few."""
+    """Return the tokens in a folder of ``opened_sinks``; ExportError if there are too few."""
     train, held_out = (_mapped(folder / f"{side}{_TOKENS}", np.uint32) for side in _SIDES)
     prompts, held_out_prompts = (
         Prompts(
@@ -285,7 +288,7 @@ def open_streams(folder: Path, kind: str = CHATS) -> TokenStreams:
 def _split_prompts(
     train: Prompts, held_out: Prompts, split: str, kind: str
 ) -> tuple[Prompts, Prompts, str]:
-    """Return prompts to learn from, held-out ones, and how these were chosen."""
+    """Return prompts to learn from, held-out prompts, and how they were split."""
     if len(held_out) < MIN_HELD_OUT_PROMPTS:
         both = Prompts(
             np.concatenate([held_out.tokens, train.tokens]),
@@ -305,7 +308,7 @@ def _split_prompts(
 
 
 def _mapped(file: Path, dtype: type[np.generic]) -> NDArray[Any]:
-    """Return the numbers in a file, mapped unless it is empty."""
+    """Return the numbers in a file, memory-mapped unless the file is empty."""
     if not file.stat().st_size:
         return np.zeros(0, dtype=dtype)
     return np.memmap(file, dtype=dtype, mode="r")

@@ -29,7 +29,7 @@ def untried_versions(installed: Mapping[str, str]) -> list[str]:
         f"warning: {tool} {installed[tool]} was not tested, {tried_range(tool)} was; the parity "
         "gate checks the result"
         for tool, (oldest, newest) in TRIED_VERSIONS.items()
-        if (release := version_numbers(installed[tool])[:2])  # else it is unknown
+        if (release := version_numbers(installed[tool])[:2])  # else the version is unknown
         and not version_numbers(oldest) <= release <= version_numbers(newest)
     ]
 
@@ -38,4 +38,4 @@ def _version_of(distribution: str) -> str:
     try:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
-        return "unknown"  # not installed but on the path, or under another name as onnxruntime-gpu
+        return "unknown"  # not installed but on the path, or with another name (onnxruntime-gpu)

@@ -1,4 +1,4 @@
-"""Tokenizer that the metadata of a GGUF file describe, as llama.cpp reads them.
+"""Tokenizer described by the metadata of a GGUF file, interpreted as llama.cpp does.
 
 ``tokenizer.ggml.model`` names the kind:
 
@@ -44,27 +44,29 @@ _SPACE = "\u2581"
 _NAMED = {"bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad", "mask": "mask"}
 _STRIPPING = re.compile("phi-?3")
 _NOT_STRIPPING = ("<unk>", "<s>", "<|endoftext|>")
-# Some files call these plain tokens; llama.cpp takes them for control tokens by their texts.
+# Some files mark these as plain tokens; llama.cpp recognizes them as control tokens by text.
 _ALWAYS_CONTROL = END_TEXTS.union(*FILL_IN_TEXTS.values())
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Metadata:
-    """``tokenizer.*`` of a file, checked."""
+    """Checked metadata ``tokenizer.*`` of a file."""
 
     header: GgufHeader
     kind: str  # one of ``_KINDS``
-    words: PreTokenizer | None  # of a BPE; None for sentencepiece
+    words: PreTokenizer | None  # for a BPE; None: sentencepiece
     tokens: Sequence[str]
     kinds: Sequence[int]
-    ids: Mapping[str, int]  # of the special tokens that the file names, by ggml's names for them
+    ids: Mapping[str, int]  # ids of the special tokens that the file names, by ggml's names
 
     def flag(self, name: str, default: bool) -> bool:
         return bool(self.header.values.get(f"tokenizer.ggml.{name}", default))
 
     @property
     def adds_begin(self) -> bool:
-        if self.kind == _GEMMA_4:  # some files say no, but the model was trained with it
+        if (
+            self.kind == _GEMMA_4
+        ):  # some files deny it, but the model was trained with a begin token
             return True
         is_usual = self.words is None or (self.words.begins and "bos" in self.ids)
         return self.flag("add_bos_token", is_usual)
@@ -80,7 +82,7 @@ class _Metadata:
                 yield AddedToken(text, normalized=False, special=is_special, rstrip=rstrip)
 
     def special_tokens(self) -> dict[str, str]:
-        """Return the tokens that templates call bos_token and so on."""
+        """Return special tokens by their names in templates, such as bos_token."""
         special = {token.content for token in self.added() if token.special}
         named = {f"{_NAMED[name]}_token": self.tokens[index] for name, index in self.ids.items()}
         return {name: token for name, token in named.items() if token in special}
@@ -90,7 +92,7 @@ def gguf_tokenizer(file: Path) -> PreTrainedTokenizerBase:
     """Return the tokenizer of a file; raise ExportError if it cannot be read reliably."""
     metadata = _metadata(file, read_header(file))
     backend = (_from_scores if metadata.words is None else _from_merges)(metadata)
-    backend.add_tokens(list(metadata.added()))  # under the ids that they have
+    backend.add_tokens(list(metadata.added()))  # with their existing ids
     backend.post_processor = _ends(metadata)
     templates = _templates(metadata.header.values)
     return TokenizersBackend(
@@ -114,7 +116,7 @@ def gguf_tokenizer_warning(file: Path) -> str | None:
 
 
 def gguf_ends_line(file: Path, eos_token_ids: Sequence[int]) -> str | None:
-    """Return a line with the ends of an answer that a file does not name, None if it has none."""
+    """Return a line with ends of an answer that a file does not name, None if there are none."""
     added = ends_by_text(read_header(file)).items()
     ends = ", ".join(f"{text} ({index})" for text, index in added if index in eos_token_ids)
     return f"answers also end at {ends}, known by their texts as in llama.cpp" if ends else None
@@ -160,7 +162,7 @@ def _words(file: Path, kind: str, values: Mapping[str, Any]) -> PreTokenizer:
 
 
 def _from_merges(metadata: _Metadata) -> Tokenizer:
-    """Return a BPE with the merges of the file, over words."""
+    """Return a BPE over words, with the merges of the file."""
     words = metadata.words
     assert words is not None
     backend = Tokenizer(
@@ -203,7 +205,7 @@ def _byte_level_decoder(metadata: _Metadata) -> decoders.Decoder:
 
 
 def _from_scores(metadata: _Metadata) -> Tokenizer:
-    """Return a BPE that joins the neighbours whose token has the highest score."""
+    """Return a BPE that merges the adjacent pair whose joint token has the highest score."""
     unknown = metadata.tokens[metadata.ids["unknown"]]
     backend = Tokenizer(
         models.BPE(
@@ -227,12 +229,12 @@ def _vocabulary(metadata: _Metadata) -> dict[str, int]:
 
 
 def _merges(metadata: _Metadata) -> list[tuple[str, str]]:
-    """Return the merges, each two parts separated by a space; raise ExportError if invalid."""
+    """Return the merges as pairs (a space separates them in the file); ExportError if invalid."""
     lines = metadata.header.values.get("tokenizer.ggml.merges") or []
     places = [line.find(" ", 1) for line in lines]
     pairs = [(line[:at], line[at + 1 :]) for line, at in zip(lines, places, strict=True)]
-    known = set(metadata.tokens)
-    lost = next((p for p in pairs if not {*p, "".join(p)} <= known), None)
+    vocabulary = set(metadata.tokens)
+    lost = next((p for p in pairs if not {*p, "".join(p)} <= vocabulary), None)
     if lost is not None or (metadata.words is not None and not pairs):
         what = "has no merges" if lost is None else f"merges {lost}, which are not in it"
         raise ExportError(
@@ -275,7 +277,9 @@ def _ends(metadata: _Metadata) -> processors.PostProcessor:
 
 
 def _templates(values: Mapping[str, Any]) -> dict[str, str]:
-    """Return the chat templates by their names; the first one is "default"."""
+    """Return the chat templates by name; the first one is named "default"."""
     names = itertools.chain([""], (f".{n}" for n in values.get("tokenizer.chat_templates") or ()))
-    found = {name[1:] or "default": values.get(f"tokenizer.chat_template{name}") for name in names}
-    return {name: template for name, template in found.items() if template}
+    templates = {
+        name[1:] or "default": values.get(f"tokenizer.chat_template{name}") for name in names
+    }
+    return {name: template for name, template in templates.items() if template}

@@ -1,9 +1,9 @@
 """Pre-tokenizers by the names in GGUF files: how each splits a text into words.
 
-A file has the vocabulary and the merges of a byte-level BPE; for the rest it has only a name, one
-of llama.cpp's. No row: names whose expression llama.cpp itself misreads (afmoe, tiny_aya,
-cohere2moe, youtu), names with code of their own (kimi-k2), and models that generate no text (jina,
-granite-embed).
+A file has the vocabulary and the merges of a byte-level BPE. For the pre-tokenizer it has only one
+of llama.cpp's names. There are no rows for names whose expression llama.cpp itself misreads (afmoe,
+tiny_aya, cohere2moe, youtu), for a name with special code (kimi-k2), and for models that generate
+no text (jina, granite-embed).
 """
 
 from dataclasses import dataclass
@@ -48,7 +48,7 @@ _CASED_LETTERS = (
 
 @dataclass(frozen=True, kw_only=True)
 class PreTokenizer:
-    """A pre-tokenizer."""
+    """How a text is split into words, and related settings."""
 
     # regular expressions, applied in order. Each splits the remaining pieces into its matches and
     # the text between them.
@@ -56,8 +56,8 @@ class PreTokenizer:
     takes_whole_words: bool = False
     # whether a prompt begins with the file's begin token if the file does not say
     begins: bool = False
-    # whether the vocabulary spells bytes like GPT-2; else it spells characters, a space as "▁", and
-    # bytes as <0xE2>
+    # whether the vocabulary spells bytes like GPT-2. Otherwise it spells characters, with "▁" for a
+    # space and <0xE2> for a byte
     spells_bytes: bool = True
 
 
@@ -157,4 +157,4 @@ _ROWS: tuple[tuple[str, PreTokenizer], ...] = (
     _row("sarvam-moe", _LINES, spells_bytes=False),
 )
 PRE_TOKENIZERS = {name: row for names, row in _ROWS for name in names.split()}
-"""By the names in ``tokenizer.ggml.pre``."""
+"""Pre-tokenizers by the names in ``tokenizer.ggml.pre``."""

@@ -1,18 +1,18 @@
-"""Tokenizers without tokenizer.json: their files, how each is built and checked.
+"""Tokenizers without tokenizer.json: their files, and how each is built and checked.
 
 file                         built                                          checked by
-vocab.json and merges.txt    by the class that tokenizer_config.json names  decoding its own ids
-tekken.json (Mistral)        by transformers, special tokens from the file  decoding its own ids
-tokenizer.model              by the settings of the file, not its class     sentencepiece itself
-tiktoken, any name           not: it has neither a splitting into words nor special tokens
+vocab.json and merges.txt    by the class that tokenizer_config.json names  decoding of its ids
+tekken.json (Mistral)        by transformers, special tokens from the file  decoding of its ids
+tokenizer.model              by the settings in the file, not by its class  sentencepiece itself
+tiktoken, any name           not built: it has no splitting into words and no special tokens
 source.spm and target.spm    from both and vocab.json                       MarianTokenizer
-vocab.txt of characters      here, as BertJapaneseTokenizer (manga-ocr)     tests, with MeCab
+vocab.txt of characters      here, like BertJapaneseTokenizer (manga-ocr)   tests, with MeCab
 
-The last are Marian's (OPUS-MT): two sentencepiece files with separate ids. source.spm splits
-sources, target.spm writes targets, and vocab.json has the ids of pieces (target_vocab.json those of
-targets, if the vocabularies differ). In the tokenizer of sources, pieces of targets alone have
-names that occur in no text, and pieces without an id in vocab.json have ids after all others, which
-are read as the unknown token.
+source.spm and target.spm are Marian's (OPUS-MT): two sentencepiece files with separate ids.
+source.spm splits sources and target.spm writes targets. vocab.json has the ids of pieces; if the
+vocabularies differ, target_vocab.json has the ids of target pieces. In the tokenizer for sources,
+pieces that only targets have get names that occur in no text. Pieces without an id in vocab.json
+get ids after all others, which are read as the unknown token.
 """
 
 import json
@@ -74,11 +74,11 @@ def is_built(folder: Path) -> bool:
 
 def has_older_files(folder: Path) -> bool:
     """Return whether there are files to build a tokenizer from."""
-    return any(found for pattern in OLDER_FILES for found in folder.glob(pattern))
+    return any(file for pattern in OLDER_FILES for file in folder.glob(pattern))
 
 
 def load_folder(folder: Path, **options: Any) -> PreTrainedTokenizerBase:
-    """Return the tokenizer of a folder as transformers loads it."""
+    """Return the tokenizer of a folder, loaded by transformers except for characters."""
     tokenizer: PreTrainedTokenizerBase
     if is_of_characters(folder):
         tokenizer = character_tokenizer(folder)
@@ -92,23 +92,23 @@ def load_folder(folder: Path, **options: Any) -> PreTrainedTokenizerBase:
 
 
 def is_of_characters(folder: Path) -> bool:
-    """Return whether a folder has a Japanese tokenizer of characters, without tokenizer.json."""
+    """Return whether a folder has a Japanese character tokenizer and no tokenizer.json."""
     file = folder / TOKENIZER_CONFIG_FILE
-    said = json_object(file) if file.is_file() and is_built(folder) else {}
-    is_japanese = said.get("tokenizer_class") == "BertJapaneseTokenizer"
-    return is_japanese and said.get("subword_tokenizer_type") == "character"
+    settings = json_object(file) if file.is_file() and is_built(folder) else {}
+    is_japanese = settings.get("tokenizer_class") == "BertJapaneseTokenizer"
+    return is_japanese and settings.get("subword_tokenizer_type") == "character"
 
 
 def character_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
-    """Return BertJapaneseTokenizer of characters without MeCab, which then only drops spaces."""
-    said = json_object(folder / TOKENIZER_CONFIG_FILE)
+    """Return a BertJapaneseTokenizer of characters without MeCab, which would only drop spaces."""
+    settings = json_object(folder / TOKENIZER_CONFIG_FILE)
     names = {f"{n}_token": f"[{n.upper()}]" for n in ("unk", "sep", "pad", "cls", "mask")}
-    named = {name: said.get(name) or default for name, default in names.items()}
+    named = {name: settings.get(name) or default for name, default in names.items()}
     tokens = {n: t["content"] if isinstance(t, dict) else str(t) for n, t in named.items()}
     lines = (folder / "vocab.txt").read_text("utf-8").removesuffix("\n").split("\n")
     ids = {token: index for index, token in enumerate(lines)}
     tokenizer = Tokenizer(models.WordLevel(ids, unk_token=tokens["unk_token"]))
-    lower = [normalizers.Lowercase()] if said.get("do_lower_case") else []
+    lower = [normalizers.Lowercase()] if settings.get("do_lower_case") else []
     tokenizer.normalizer = normalizers.Sequence([normalizers.NFKC(), *lower])
     each = pre_tokenizers.Split(Regex(r"\S"), "isolated")
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), each])
@@ -154,23 +154,23 @@ def without_stacks(text: str) -> str:
 
 
 def is_tekken(folder: Path) -> bool:
-    """Return whether a folder has the tokenizer of a tekken.json, without tokenizer.json."""
+    """Return whether a folder has a tekken.json and no tokenizer.json."""
     return (folder / _TEKKEN_FILE).is_file() and is_built(folder)
 
 
 def _tekken_options(folder: Path) -> dict[str, Any]:
-    """Return settings of tekken.json that transformers ignores and tokenizer_config.json lacks."""
+    """Return settings in tekken.json that transformers ignores and tokenizer_config.json lacks."""
     if not is_tekken(folder):
         return {}
     named = json_object(folder / _TEKKEN_FILE).get("special_tokens")
-    known = {entry["token_str"] for entry in named or ()}
+    special_tokens = {entry["token_str"] for entry in named or ()}
     options: dict[str, Any] = {
-        name: token for name, token in _TEKKEN_TOKENS.items() if token in known
+        name: token for name, token in _TEKKEN_TOKENS.items() if token in special_tokens
     }
     options["add_bos_token"] = "bos_token" in options
     config = folder / TOKENIZER_CONFIG_FILE
-    said = json_object(config) if config.is_file() else {}
-    return {name: value for name, value in options.items() if name not in said}
+    settings = json_object(config) if config.is_file() else {}
+    return {name: value for name, value in options.items() if name not in settings}
 
 
 def _has_other_files(folder: Path) -> bool:
@@ -186,7 +186,7 @@ def _is_tiktoken(file: Path) -> bool:
 _SOURCE, _TARGET = "source.spm", "target.spm"
 _VOCABULARY, _TARGET_VOCABULARY = "vocab.json", "target_vocab.json"
 _SPECIAL = ("</s>", "<unk>", "<pad>")
-_NO_TEXT = "\N{REPLACEMENT CHARACTER}"  # begins the names of pieces that occur in no source
+_NO_TEXT = "\N{REPLACEMENT CHARACTER}"  # first character of names of pieces that occur in no source
 
 
 def is_marian(folder: Path) -> bool:
@@ -198,8 +198,10 @@ def is_marian(folder: Path) -> bool:
 
 def target_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
     """Return the tokenizer for targets of a Marian model."""
-    own = folder / _TARGET_VOCABULARY
-    id_by_piece = _vocabulary(own if own.is_file() else folder / _VOCABULARY)
+    target_vocabulary = folder / _TARGET_VOCABULARY
+    id_by_piece = _vocabulary(
+        target_vocabulary if target_vocabulary.is_file() else folder / _VOCABULARY
+    )
     content = sentencepiece_content(folder / _TARGET)
     return PreTrainedTokenizerFast(
         tokenizer_object=_tokenizer(content, _in_order(id_by_piece), id_by_piece),
@@ -211,29 +213,29 @@ def target_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
 
 
 def source_tokenizer(folder: Path, vocab_size: int) -> tuple[Tokenizer, int]:
-    """Return the tokenizer for sources of a Marian model, and the token for ids beyond."""
+    """Return the tokenizer for sources of a Marian model, and the id of the unknown token."""
     id_by_piece = _vocabulary(folder / _VOCABULARY)
     content = sentencepiece_content(folder / _SOURCE)
-    own = [piece for piece, _ in content["model"]["vocab"]]
-    readable = {*own, *_whole(id_by_piece)}
+    source_pieces = [piece for piece, _ in content["model"]["vocab"]]
+    readable = {*source_pieces, *_whole(id_by_piece)}
     pieces = [
         piece if piece in readable else f"{_NO_TEXT}{index}"
         for index, piece in enumerate(_in_order(id_by_piece))
     ]
     pieces += [f"{_NO_TEXT}{index}" for index in range(len(pieces), vocab_size)]
-    pieces += [piece for piece in own if piece not in id_by_piece]
+    pieces += [piece for piece in source_pieces if piece not in id_by_piece]
     return _tokenizer(content, pieces, id_by_piece), id_by_piece["<unk>"]
 
 
 def write_source_tokenizer(
     folder: Path, output: Path, vocab_size: int, texts: tuple[str, ...]
 ) -> None:
-    """Write the tokenizer for sources; raise ExportError if one differs from transformers."""
+    """Write the tokenizer for sources; ExportError if a tokenizer differs from transformers'."""
     source, unknown = source_tokenizer(folder, vocab_size)
     target = target_tokenizer(folder)
     source.save(str(output / SOURCE_TOKENIZER_FILE))
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # recommends sacremoses, which it does not use
+        warnings.simplefilter("ignore")  # it recommends sacremoses, which it does not use
         theirs = MarianTokenizer.from_pretrained(str(folder), local_files_only=True)
     ours = SourceReader(output, bos_token_id=None, file=SOURCE_TOKENIZER_FILE)
     codes = [token.content for token in source.get_added_tokens_decoder().values()]
@@ -241,17 +243,17 @@ def write_source_tokenizer(
     of_codes = [text for code in codes for text in (f"{code} a b", f"a {code} b", f"{code}{code}")]
     for text in map(without_stacks, (*texts, *of_codes)):
         ids = ours.encode(text)
-        found = [index if index < vocab_size else unknown for index in ids]
-        _compare(text, "reads", found, _source_ids(theirs, text))
+        read_ids = [index if index < vocab_size else unknown for index in ids]
+        _compare(text, "reads", read_ids, _source_ids(theirs, text))
         if any(token in text for token in _SPECIAL):
-            continue  # transformers has one id of each, that of sources
+            continue  # transformers has only the id of the source for each
         ids = theirs(text_target=text)["input_ids"]
         wanted = theirs.decode(ids, skip_special_tokens=True, use_source_tokenizer=False)
         _compare(text, "writes", target.decode(ids, skip_special_tokens=True), wanted)
 
 
 def _source_ids(theirs: Any, text: str) -> list[int]:
-    """Return the ids of a text in transformers; characters that source.spm lacks are unknown."""
+    """Return transformers' ids of a text; characters that source.spm lacks become unknown."""
     splitter, is_whole = theirs.spm_source, theirs.get_added_vocab()
     ids = [
         theirs.unk_token_id
@@ -300,7 +302,7 @@ def _whole(id_by_piece: dict[str, int]) -> list[str]:
 
 
 def sentencepiece_content(file: Path) -> dict[str, Any]:
-    """Return a sentencepiece file as transformers reads it, in the form of tokenizer.json."""
+    """Return a sentencepiece file, converted by transformers to the form of tokenizer.json."""
     with tempfile.TemporaryDirectory() as folder:
         shutil.copyfile(file, Path(folder) / _SENTENCEPIECE_FILE)
         built = TokenizersBackend.from_pretrained(folder, local_files_only=True)
@@ -314,7 +316,7 @@ def sentencepiece_content(file: Path) -> dict[str, Any]:
 
 
 def tokenizer_of_pieces(content: dict[str, Any], pieces: list[str], unknown_id: int) -> Tokenizer:
-    """Return the tokenizer with these pieces, in the order of their ids.
+    """Return the tokenizer with ``pieces``, which are in the order of their ids.
 
     Pieces that the content of a sentencepiece file lacks have its lowest score.
     """
@@ -328,7 +330,7 @@ def tokenizer_of_pieces(content: dict[str, Any], pieces: list[str], unknown_id: 
 def _tokenizer(
     content: dict[str, Any], pieces: list[str], id_by_piece: dict[str, int]
 ) -> Tokenizer:
-    """Return the tokenizer of these pieces in the order of their ids, with an end."""
+    """Return the tokenizer with ``pieces`` in the order of their ids; texts end with </s>."""
     tokenizer = tokenizer_of_pieces(content, pieces, id_by_piece["<unk>"])
     whole = [AddedToken(piece, normalized=False) for piece in _whole(id_by_piece)]
     tokenizer.add_special_tokens([token for token in whole if token.content in _SPECIAL])

@@ -1,10 +1,11 @@
 """Tokenizer of a checkpoint as transformers loads it, in files that need no transformers.
 
-tokenizer.json is incomplete. transformers adds the tokens of tokenizer_config.json
-(``added_tokens_decoder``, ``additional_special_tokens``, ``extra_special_tokens``, ``eos_token``
-and the like), added_tokens.json and special_tokens_map.json, and some tokenizer classes replace the
-normalizer, the splitting into words, the decoder and the tokens around a prompt. The resulting
-tokenizer is written; the runtime then reads it, and must give the same ids, texts and chats.
+A checkpoint's tokenizer.json may be incomplete. transformers adds the tokens of
+tokenizer_config.json (``added_tokens_decoder``, ``additional_special_tokens``,
+``extra_special_tokens``, ``eos_token`` and the like), added_tokens.json and
+special_tokens_map.json. Some tokenizer classes also replace the normalizer, the splitting into
+words, the decoder and the tokens around a prompt. The resulting tokenizer is written. The runtime
+then reads it and must produce the same ids, texts and chats.
 """
 
 import json
@@ -51,13 +52,13 @@ _CLEANED = (" .", " ?", " !", " ,", " ' ", " n't", " 'm", " 's", " 've", " 're")
 
 
 def read_tokenizer(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Return the content of tokenizer.json as ``write_tokenizer_files`` writes it."""
+    """Return the content of tokenizer.json that ``write_tokenizer_files`` would write."""
     content: dict[str, Any] = json.loads(_backend(load_tokenizer(checkpoint)).to_str())
     return content
 
 
 def id_by_token(tokenizer: dict[str, Any]) -> dict[str, int]:
-    """Return token -> id: a dict in BPE and WordPiece, a list of (token, score) in Unigram."""
+    """Return ids by token; the vocabulary of Unigram is a list of (token, score) in the file."""
     vocabulary = tokenizer["model"].get("vocab", {})
     if isinstance(vocabulary, dict):
         return vocabulary
@@ -71,13 +72,13 @@ def highest_token_id(tokenizer: dict[str, Any]) -> int:
 
 
 def write_tokenizer_files(checkpoint: Checkpoint, folder: Path, report: Report) -> None:
-    """Write a tokenizer's files; raise ExportError if they do not behave like transformers."""
+    """Write a tokenizer's files; raise ExportError if they behave differently in transformers."""
     tokenizer = load_tokenizer(checkpoint)
     backend = _backend(tokenizer)
     if checkpoint.encoder is not None and checkpoint.encoder.speech is not None:
         added = backend.get_added_tokens_decoder()
         times = [added[id_] for id_ in sorted(added) if checkpoint.encoder.speech.is_time(id_)]
-        # special tokens, as transformers omits times from texts
+        # as special tokens, because transformers omits times from texts
         backend.add_special_tokens([AddedToken(each.content, normalized=False) for each in times])
     backend.save(str(folder / TOKENIZER_FILE))
     text = json.dumps(_config(tokenizer), ensure_ascii=False, indent=2)
@@ -90,9 +91,9 @@ def write_tokenizer_files(checkpoint: Checkpoint, folder: Path, report: Report) 
     generation_file = checkpoint.folder / GENERATION_CONFIG_FILE
     if checkpoint.gguf_file is None and generation_file.is_file():
         shutil.copyfile(generation_file, folder / GENERATION_CONFIG_FILE)
-    elif checkpoint.encoder is not None:  # older ones have num_beams and the like in config.json
-        said = json_object(checkpoint.folder / "config.json")
-        GenerationConfig.from_model_config(said).save_pretrained(folder)
+    elif checkpoint.encoder is not None:  # older ones have num_beams etc. in config.json
+        config = json_object(checkpoint.folder / "config.json")
+        GenerationConfig.from_model_config(config).save_pretrained(folder)
     if checkpoint.gguf_file and (
         line := gguf_ends_line(checkpoint.source, checkpoint.eos_token_ids)
     ):
@@ -114,20 +115,20 @@ def load_tokenizer(checkpoint: Checkpoint) -> PreTrainedTokenizerBase:
     folder, role = checkpoint.tokenizer_folder, checkpoint.role
     file = folder / TOKENIZER_FILE
     if checkpoint.tokenizer_gguf is not None:
-        return _of_gguf(checkpoint)  # in the GGUF file, whichever files are next to it
+        return _of_gguf(checkpoint)  # files next to the GGUF file are ignored
     elif file.is_file():
         tokenizer_content(file)
     elif is_marian(folder):
         with quiet_libraries():
             return target_tokenizer(folder)
-    elif (found := tiktoken_file(folder)) is not None:
+    elif (tiktoken := tiktoken_file(folder)) is not None:
         raise ExportError(
-            f"the tokenizer of the {role} is {found}, a tiktoken file, which has neither the "
+            f"the tokenizer of the {role} is {tiktoken}, a tiktoken file, which has neither the "
             f"splitting into words nor the special tokens; a {TOKENIZER_FILE} is needed, "
             "such as that of a converted copy of the model"
         )
     elif not has_older_files(folder):
-        # without any file transformers makes an empty tokenizer
+        # without any file transformers would make an empty tokenizer
         raise ExportError(
             f"the {role} has no {file} and none of {', '.join(OLDER_FILES)} to build it from; "
             "copy the tokenizer of its base model"
@@ -159,7 +160,7 @@ def _of_gguf(checkpoint: Checkpoint) -> PreTrainedTokenizerBase:
             return gguf_tokenizer(checkpoint.source)
     except ExportError:
         raise
-    except Exception as error:  # metadata of other types than they should have
+    except Exception as error:  # metadata of wrong types
         raise ExportError(
             f"the tokenizer of {checkpoint.source} cannot be read: {reason_of(error)}; download "
             "the file again, or convert the model again"
@@ -182,19 +183,19 @@ def _backend(tokenizer: PreTrainedTokenizerBase) -> Tokenizer:
     backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
     backend.no_truncation()
     backend.no_padding()
-    # Some are made to remove spaces before punctuation from decoded text.
+    # Some tokenizers remove spaces before punctuation from decoded text.
     forced = "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output"
     is_bpe = type(tokenizer.backend_tokenizer.model).__name__ == "BPE"
     cleans_up = bool(tokenizer.clean_up_tokenization_spaces)
     if cleans_up and (not is_bpe or getattr(tokenizer, forced, False)):
-        own = [] if backend.decoder is None else [backend.decoder]
+        decoder_steps = [] if backend.decoder is None else [backend.decoder]
         steps = [decoders.Replace(text, text.strip(" ")) for text in _CLEANED]
-        backend.decoder = decoders.Sequence([*own, decoders.Fuse(), *steps])
+        backend.decoder = decoders.Sequence([*decoder_steps, decoders.Fuse(), *steps])
     return backend
 
 
 def _config(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
-    """Return tokenizer_config.json, with the tokens that templates call ``bos_token`` and so on."""
+    """Return tokenizer_config.json, with special tokens by their names in templates."""
     standard = PreTrainedTokenizerBase.SPECIAL_TOKENS_ATTRIBUTES
     tokens = tokenizer.special_tokens_map
     return {
@@ -207,8 +208,14 @@ def _config(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
 
 
 def _templates(checkpoint: Checkpoint, tokenizer: PreTrainedTokenizerBase) -> dict[str, str]:
-    found = tokenizer.chat_template
-    by_name = found if isinstance(found, dict) else {} if found is None else {"default": found}
+    chat_template = tokenizer.chat_template
+    by_name = (
+        chat_template
+        if isinstance(chat_template, dict)
+        else {}
+        if chat_template is None
+        else {"default": chat_template}
+    )
     for name in by_name:
         if not _TEMPLATE_NAME.fullmatch(name):
             raise ExportError(
@@ -240,10 +247,10 @@ def _warnings(checkpoint: Checkpoint, tokenizer: PreTrainedTokenizerBase) -> Ite
             f"answer: eos_token_id of its config is {checkpoint.eos_token_ids}; if answers run "
             f"on, add {eos} to it in {GENERATION_CONFIG_FILE} and export again"
         )
-    said = tokenizer.decode(tokenizer.encode(ENGLISH), skip_special_tokens=True)
-    if reads_little(ENGLISH, said):
+    decoded = tokenizer.decode(tokenizer.encode(ENGLISH), skip_special_tokens=True)
+    if reads_little(ENGLISH, decoded):
         yield (
-            f"the {role}'s tokenizer reads English as {said.strip()!r}: its tokens are another "
+            f"the {role}'s tokenizer reads English as {decoded.strip()!r}: its tokens are another "
             "alphabet, so the export compares random tokens instead of a text"
         )
     if checkpoint.tokenizer_gguf is not None:

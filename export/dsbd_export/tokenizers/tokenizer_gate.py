@@ -1,8 +1,8 @@
 """Gate of the tokenizer: the files of a bundle must give the same results as transformers.
 
-Compared are ids of plain texts, of single tokens and of added tokens, with and without the tokens
-around a prompt, their texts, and rendered chats. transformers itself may be wrong: a class that
-does not fit its files loses the text of the tokenizer's own tokens.
+The gate compares ids and decoded texts of plain texts, single tokens and added tokens, with and
+without the tokens around a prompt, and rendered chats. transformers itself may be wrong: if the
+tokenizer's class does not fit its files, texts of the tokenizer's own tokens are lost.
 """
 
 import contextlib
@@ -40,7 +40,7 @@ PLAIN_TEXTS = (
 )
 ENGLISH = PLAIN_TEXTS[2]
 _NUM_OWN_TEXTS = 256
-_MOST_LOST, _MOST_LOST_OF_BUILT = 0.5, 0.1  # of these texts
+_MOST_LOST, _MOST_LOST_OF_BUILT = 0.5, 0.1  # share of these texts
 _WITH_SPECIAL_TOKENS = PLAIN_TEXTS[-1]
 _QUESTION: Message = {"role": "user", "content": "  What is the weather in Paris? "}
 _ARGUMENTS = {"town": "Paris"}
@@ -97,7 +97,7 @@ class TokenizerGate:
         self._folder = folder
         self._source = checkpoint.folder
         has_file = checkpoint.gguf_file is not None or not is_built(checkpoint.folder)
-        # Marian's is compared on its own.
+        # Marian's tokenizer is compared separately.
         self._is_built = not has_file and not is_marian(checkpoint.folder)
         self._whose = (
             f"the tokenizer of the {checkpoint.role} at {checkpoint.folder} "
@@ -109,14 +109,14 @@ class TokenizerGate:
         for text in self._texts():
             for special in (True, False):
                 ids = self._check_ids(text, special)
-                said = self._theirs.decode(ids, skip_special_tokens=True)
-                self._compare(f"writes {ids} as", self._ours.decode(ids), said)
+                decoded = self._theirs.decode(ids, skip_special_tokens=True)
+                self._compare(f"writes {ids} as", self._ours.decode(ids), decoded)
         self._check_own_texts()
         if self._is_built and (file := sentencepiece_file(self._source)) is not None:
             self._check_by_sentencepiece(file)
 
     def check_chats(self, templates: Mapping[str, str]) -> None:
-        """Raise ExportError unless ``templates``, by their files, give the same texts and ids."""
+        """Raise ExportError unless templates, by file name, give the same texts and ids."""
         for name, source in templates.items():
             template = ChatTemplate(source, self._theirs.special_tokens_map)
             for messages, tools in CHATS:
@@ -135,21 +135,21 @@ class TokenizerGate:
 
     def _check_own_texts(self) -> None:
         """Raise ExportError unless most texts of single tokens survive encoding and decoding."""
-        own = self._own_texts() or [(None, ENGLISH)]
-        read = [self._check_ids(text, special=False) for _, text in own]
+        token_texts = self._own_texts() or [(None, ENGLISH)]
+        read = [self._check_ids(text, special=False) for _, text in token_texts]
         lost = [
-            (token, text, ids, said)
-            for (token, text), ids in zip(own, read, strict=True)
-            if _letters(said := self._ours.decode(ids)) != _letters(text)
+            (token, text, ids, decoded)
+            for (token, text), ids in zip(token_texts, read, strict=True)
+            if _letters(decoded := self._ours.decode(ids)) != _letters(text)
         ]
-        if len(lost) > len(own) * (_MOST_LOST_OF_BUILT if self._is_built else _MOST_LOST):
-            token, text, ids, said = lost[0]
+        if len(lost) > len(token_texts) * (_MOST_LOST_OF_BUILT if self._is_built else _MOST_LOST):
+            token, text, ids, decoded = lost[0]
             whose = "" if token is None else f", the text of its token {token},"
             raise ExportError(
-                f"{self._whose} reads {text!r}{whose} as {ids[:20]}, which is {said!r}, and loses "
-                f"{len(lost)} of {len(own)} such texts: its class and its files do not fit each "
-                f"other; set tokenizer_class in {TOKENIZER_CONFIG_FILE} to that of its base model, "
-                "or copy that model's tokenizer.json"
+                f"{self._whose} reads {text!r}{whose} as {ids[:20]}, which is {decoded!r}, and "
+                f"loses {len(lost)} of {len(token_texts)} such texts: its class and its files do "
+                f"not fit each other; set tokenizer_class in {TOKENIZER_CONFIG_FILE} to that of "
+                "its base model, or copy that model's tokenizer.json"
             )
 
     def _own_texts(self) -> list[tuple[int | None, str]]:
@@ -168,11 +168,11 @@ class TokenizerGate:
         if not plain and not self._is_built:
             plain = sorted(added.values())
         texts = ((index, self._ours.decode([index])) for index in plain)
-        found = [(i, text) for i, text in texts if _letters(text) and "\ufffd" not in text]
-        return found[:: len(found) // _NUM_OWN_TEXTS + 1]
+        token_texts = [(i, text) for i, text in texts if _letters(text) and "\ufffd" not in text]
+        return token_texts[:: len(token_texts) // _NUM_OWN_TEXTS + 1]
 
     def _check_by_sentencepiece(self, file: Path) -> None:
-        """Raise ExportError unless plain texts have the ids that sentencepiece gives them."""
+        """Raise ExportError unless plain texts have the same ids in sentencepiece."""
         texts = (text for text in PLAIN_TEXTS if text != _WITH_SPECIAL_TOKENS)
         for text, wanted in sentencepiece_ids(file, texts):
             ids = self._ours.encode(text, add_special_tokens=False)
@@ -206,15 +206,15 @@ class TokenizerGate:
     ) -> None:
         """Compare one conversation, with and without the beginning of an answer at its end.
 
-        The runtime may refuse more, but must accept a plain question with the default template, or
-        a sound if the template has no place for a question.
-        Some templates expect the arguments of a call as an object, others as JSON: either may
-        agree.
+        The runtime may refuse more conversations than transformers. But with the default template
+        it must accept a plain question, or a sound if the template has no place for a question.
+        Some templates expect the arguments of a call as an object, others as JSON; it is enough if
+        one of the two agrees.
         """
         for prompt in (True, False):
             forms = (messages, _with_arguments_as_text(messages))
-            found = [self._rendered(source, form, tools, prompt) for form in forms]
-            wanted = [text for text in found if text is not None]
+            rendered = [self._rendered(source, form, tools, prompt) for form in forms]
+            wanted = [text for text in rendered if text is not None]
             if not wanted:
                 continue
             try:
@@ -268,9 +268,9 @@ def _with_arguments_as_text(messages: Sequence[Message]) -> list[Message]:
     ]
 
 
-def reads_little(text: str, said: str) -> bool:
+def reads_little(text: str, decoded: str) -> bool:
     """Return whether less than half of a text survives encoding and decoding."""
-    return 2 * len(_letters(said)) < len(_letters(text))
+    return 2 * len(_letters(decoded)) < len(_letters(text))
 
 
 def _letters(text: str) -> str:
