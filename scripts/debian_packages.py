@@ -9,17 +9,17 @@ _LONGEST_REASON = 300
 
 
 class Unavailable(Exception):
-    """Why something cannot be had here; tests are skipped with it."""
+    """Something is not available on this machine; tests are skipped with this reason."""
 
 
 def unpack(packages: Sequence[str], place: Path, source: str | None = None) -> None:
-    """Unpack packages into ``place``, whose folder "apt" is used meanwhile.
+    """Unpack packages into ``place``; its folder "apt" is used temporarily.
 
-    Apt's lists are made anew, in a folder of their own. source: a line of sources.list; None: the
+    Apt's lists are downloaded again, into that folder. source: a line of sources.list; None: the
     sources of this machine.
 
     Raises:
-        Unavailable: no apt-get, or no such package.
+        Unavailable: apt-get or a package is missing.
     """
     for tool in ("apt-get", "dpkg-deb"):
         if shutil.which(tool) is None:
@@ -34,7 +34,7 @@ def unpack(packages: Sequence[str], place: Path, source: str | None = None) -> N
         (folder / "sources.list").write_text(source + "\n")
         options += [f"Dir::Etc::SourceList={folder}/sources.list", "Dir::Etc::SourceParts=-"]
     apt = ["apt-get", "-qq", *(word for option in options for word in ("-o", option))]
-    _run([*apt, "update"], folder, is_needed=False)  # a list that is not needed may be missing
+    _run([*apt, "update"], folder, is_needed=False)  # a list that is not needed may be unavailable
     _run([*apt, "download", *packages], folder)
     for file in sorted(folder.glob("*.deb")):
         _run(["dpkg-deb", "--extract", file.name, str(place.resolve())], folder)

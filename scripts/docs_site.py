@@ -1,7 +1,7 @@
 """Hook of mkdocs: pages outside docs/, links between pages, the API reference.
 
-README.md is the front page, on GitHub as on the site. Links to code, which the site does not hold,
-become plain text.
+README.md is the front page, both on GitHub and on the site. Links to code become plain text,
+because the site does not contain the code.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _ALSO = (
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Add the pages that lie outside docs/."""
+    """Add the pages outside docs/."""
     for page, source in PAGES.items():
         text = site_text((ROOT / source).read_text(encoding="utf-8"), Path(source))
         files.append(File.generated(config, page, content=text))
@@ -44,7 +44,7 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Return the text of a page of docs/ with links as the site has them."""
+    """Return the text of a page of docs/ with links converted for the site."""
     source = page.file.src_uri
     if source in PAGES or source == "api.md":
         return markdown
@@ -52,7 +52,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 
 def site_text(text: str, source: Path) -> str:
-    """Return the text of a file of the repository with links as the site has them."""
+    """Return the text of a file of the repository with links converted for the site."""
     page_by_source = {Path(file): page for page, file in PAGES.items()}
     folder = Path(page_by_source.get(source, source.name)).parent
 

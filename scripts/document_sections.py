@@ -1,4 +1,4 @@
-"""Measured sections of a document, and the tables in them."""
+"""Sections of a document with measurements, and the tables in them."""
 
 from __future__ import annotations
 
@@ -19,11 +19,14 @@ def write_section(document: Path, name: str, text: str) -> None:
 
 
 def text_around(document: Path, name: str) -> tuple[str, str]:
-    """Return the document up to the section's first mark, and from its last; raises as above."""
+    """Return the document up to the section's first mark, and from its last mark on.
+
+    Raises the same exception as ``write_section``.
+    """
     begin, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
-    head, found_begin, rest = document.read_text(encoding="utf-8").partition(begin)
-    _, found_end, tail = rest.partition(end)
-    if not (found_begin and found_end):
+    head, begin_mark, rest = document.read_text(encoding="utf-8").partition(begin)
+    _, end_mark, tail = rest.partition(end)
+    if not (begin_mark and end_mark):
         raise click.ClickException(
             f"{document} has no section from {begin} to {end}; put both lines where it belongs"
         )

@@ -1,4 +1,4 @@
-"""A tiny random checkpoint of every family that the export knows, written in seconds."""
+"""A tiny random checkpoint of every family that the export supports, written in seconds."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _LONGROPE: dict[str, Any] = {
     "short_factor": [1.1] * 8,
     "long_factor": [4.0] * 8,
 }
-_OTHER_PART: dict[str, Any] = {  # the names of many towers, which read pictures or sound
+_OTHER_PART: dict[str, Any] = {  # fields of many encoders for pictures or sound
     "hidden_size": 16,
     "intermediate_size": 16,
     "num_hidden_layers": 1,
@@ -76,9 +76,9 @@ class FamilyCheckpoint:
     Attributes:
         family: row of dsbd_export's table, the ``model_type`` of the config.
         config: name of the config class in transformers.
-        arguments: of that class.
-        max_context: to be given to the export, None where the checkpoint's own will do.
-        is_quick: whether it is part of every run of the tests, not of the long form alone.
+        arguments: arguments of that class.
+        max_context: option of the export; None: the checkpoint's own context.
+        is_quick: whether it is part of every run of the tests; False: only of the long form.
     """
 
     family: str
@@ -115,7 +115,7 @@ def _composite(
     whole: dict[str, Any] | None = None,
     **more: Any,
 ) -> FamilyCheckpoint:
-    """Return the row of a composite model; ``more`` is of its text part, of ``model_type`` text."""
+    """Return the row of a composite model; ``more``: fields of its text part, of type ``text``."""
     arguments = {
         **(whole or {}),
         "text_config": {"model_type": text, **_GROUPED, **more},
@@ -361,7 +361,7 @@ FAMILY_CHECKPOINTS: dict[str, FamilyCheckpoint] = {
         **_MIXED,
         head_dim=16,
         num_local_experts=4,
-        num_experts_per_tok=4,  # all: fp16 would choose others of random ones
+        num_experts_per_tok=4,  # all experts: with random weights fp16 would choose different ones
         **_rope("yarn", factor=2.0, original_max_position_embeddings=64, truncate=False),
     ),
     "mimo_v2_flash": _row(
@@ -480,7 +480,7 @@ FAMILY_CHECKPOINTS: dict[str, FamilyCheckpoint] = {
         "Gemma3Config",
         "gemma3_text",
         True,
-        whole={"image_token_index": 7},  # one of the vocabulary's, as the real one is
+        whole={"image_token_index": 7},  # a token of the vocabulary, like the real one
         head_dim=16,
         **_MIXED,
     ),
@@ -517,8 +517,14 @@ CONVOLUTIONAL = ("lfm2", "lfm2_moe", "lfm2_vl", "lfm3")
 NOT_EXACT = (
     *RECURRENT,
     *("gemma3n", "gemma4-e2b", "gemma4-e4b"),  # layers that share rows
-    *("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "minicpm3", "youtu"),  # values made of latents
-    "diffllama",  # two halves of the values that are cached
+    *(
+        "deepseek_v2",
+        "deepseek_v3",
+        "glm4_moe_lite",
+        "minicpm3",
+        "youtu",
+    ),  # values computed from latents
+    "diffllama",  # values are two halves of the cached ones
 )
 
 
@@ -532,14 +538,14 @@ def write_family_checkpoint(name: str, folder: Path) -> Path:
 
 
 _SLOWER = 4
-"""By its exponential states of recurrences decay slower than as they are drawn: all of a path
-matters."""
+"""States of recurrences decay slower by the exponential of this than when initialized, so that the
+whole path matters."""
 
 
 def write_checkpoint(folder: Path, config: PreTrainedConfig, deviation: float = 0.2) -> Path:
-    """Write a seeded random model with tokenizer.
+    """Write a seeded random model with a tokenizer.
 
-    ``deviation`` is that of its matrices, large enough that every part of the model matters.
+    deviation: standard deviation of its matrices, so large that every part of the model matters.
     """
     torch.manual_seed(0)
     with quiet_libraries():

@@ -1,7 +1,7 @@
 """A tiny random checkpoint of a family, exported in one of several precisions.
 
-An export passes the whole parity gate of dsbd-export; one with exact attention also computes a path
-in many ways, and all logits must be the same bits.
+An export must pass the whole parity gate of dsbd-export. An export with exact attention also
+computes a path in many ways, and all logits must have the same bits.
 """
 
 from __future__ import annotations
@@ -29,14 +29,19 @@ PRECISIONS = {  # column: (dtype, quantize, attention)
     "int4 KL": ("fp32", "int4", "exact"),
 }
 ENGINE_COLUMN = "TensorRT fp16"
-_NUM_TOKENS, _NUM_WAYS = 90, 16  # of the path that every bit-exact engine computes in several ways
+_NUM_TOKENS, _NUM_WAYS = (
+    90,
+    16,
+)  # tokens of the path, and ways in which every bit-exact engine computes it
 _ENGINE = TensorrtOptions(engine="tensorrt-rtx", compute_capability="12.0", capacity=MIN_CAPACITY)
-_NO_LIMIT = 1e3  # tiny random weights quantize badly: int4 is reported here, and gated elsewhere
+_NO_LIMIT = (
+    1e3  # tiny random weights quantize badly: int4 is only reported here and checked elsewhere
+)
 
 
 @dataclass(frozen=True)
 class Failure:
-    """The reason why there is no result."""
+    """A missing result and the reason for it."""
 
     reason: str
 
@@ -49,9 +54,9 @@ class Failure:
 def export_in(
     column: str, name: str, checkpoint: Path, folder: Path, captures: SharedCaptures
 ) -> float | Failure:
-    """Export one checkpoint in one precision into a new folder, and return its parity.
+    """Export a checkpoint in one precision into a new folder, and return its parity.
 
-    That is the largest logit error in fp32, else the mean KL.
+    Parity is the largest logit error in fp32, the mean KL in other precisions.
     """
     dtype, quantize, attention = PRECISIONS[column]
     options = ExportConfig(
@@ -72,15 +77,15 @@ def export_in(
         return Failure(str(error))
     if entry.bit_exact:
         engine = PathEngine(folder / "target" / MODEL_FILE, entry)
-        found = count_differing(engine, num_tokens=_NUM_TOKENS, num_ways=_NUM_WAYS)
-        if num := found.num_other_ways:
+        counts = count_differing(engine, num_tokens=_NUM_TOKENS, num_ways=_NUM_WAYS)
+        if num := counts.num_other_ways:
             return Failure(f"{num} of {_NUM_WAYS} ways to compute a path give other logits")
     parity = entry.parity
     return parity.max_abs_error if options.is_exact else parity.mean_kl
 
 
 def build_engines_of(folder: Path) -> str | Failure:
-    """Build the engines of the model and of its prune graph; return how attention is computed."""
+    """Build the engines of the model and its prune graph; return the form of attention."""
     try:
         return build_model_engines(folder, build_place(_ENGINE), MIN_CAPACITY).attention
     except DsbdError as error:

@@ -15,7 +15,7 @@ import numpy as np
 PROC_STAT = Path("/proc/stat")
 _IDLE = 0.95
 _LOOK_S = 0.5
-_NUM_FIELDS = 8  # of the first line: user, nice, system, idle, iowait, irq, softirq, steal
+_NUM_FIELDS = 8  # fields of the first line: user, nice, system, idle, iowait, irq, softirq, steal
 _NUM_FLOATS = 64 * 2**20
 
 
@@ -35,15 +35,15 @@ def _idle_share(proc_stat: Path) -> float:
 
 
 def _ticks(proc_stat: Path) -> tuple[int, int]:
-    """Return idle and all ticks of all cores since the machine started."""
+    """Return the idle ticks and all ticks, summed over the cores, since the machine started."""
     numbers = [int(number) for number in proc_stat.read_text().split("\n", 1)[0].split()[1:]]
     return numbers[3] + numbers[4], sum(numbers[:_NUM_FIELDS])
 
 
 def memory_of(process: int | str = "self") -> dict[str, int]:
-    """Return what /proc says of a process by name, in bytes (VmRSS, VmHWM, RssAnon, ...).
+    """Return a process's memory in /proc by name, in bytes (VmRSS, VmHWM, RssAnon, ...).
 
-    Nothing of one that has ended.
+    Returns {} if the process has ended.
     """
     try:
         lines = Path(f"/proc/{process}/status").read_text().splitlines()
@@ -55,10 +55,10 @@ def memory_of(process: int | str = "self") -> dict[str, int]:
 
 @contextmanager
 def one_core_taken() -> Iterator[None]:
-    """Let another process compute without end, in a session of its own.
+    """In the block, another process in a separate session computes all the time.
 
-    Linux shares the cores between sessions: a process of another one gets a whole core, as a
-    neighbour on a server does; one of ours would get what our threads leave.
+    Linux shares the cores between sessions. A process of another session gets a whole core, like a
+    neighbour on a server; a process of our session would get only the time that our threads leave.
     """
     command = [sys.executable, "-c", "while True: pass"]
     with subprocess.Popen(command, start_new_session=True) as process:
@@ -70,7 +70,7 @@ def one_core_taken() -> Iterator[None]:
 
 
 def memory_bandwidth(num_threads: int, repetitions: int = 8) -> float:
-    """Return the bytes that ``num_threads`` threads read in a second, at best."""
+    """Return the bytes per second that ``num_threads`` threads read, the best of several tries."""
     numbers = np.ones(_NUM_FLOATS, np.float32)
     seconds = []
     for _ in range(repetitions):

@@ -1,4 +1,4 @@
-"""google/minja, the header that native chats are built with, at a fixed commit.
+"""google/minja at a fixed commit: the header with which native chats are built.
 
 python -m scripts.minja_header FOLDER    # writes FOLDER/minja/minja.hpp, 130 kB
 """
@@ -16,7 +16,7 @@ _LONGEST_S = 20
 
 
 def fetch_minja(folder: Path) -> str | None:
-    """Write the header unless it is there; return why it cannot be had, else None."""
+    """Write the header unless it exists; return why that is impossible, None if it exists."""
     file = folder / "minja" / "minja.hpp"
     if file.exists():
         return None
@@ -25,8 +25,8 @@ def fetch_minja(folder: Path) -> str | None:
             content: bytes = answer.read()
     except OSError as error:
         return f"{_URL} cannot be had: {error}"
-    if (found := hashlib.sha256(content).hexdigest()) != _SHA256:
-        return f"{_URL} has sha256 {found}, expected {_SHA256}"
+    if (sha256 := hashlib.sha256(content).hexdigest()) != _SHA256:
+        return f"{_URL} has sha256 {sha256}, expected {_SHA256}"
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_bytes(content)
     return None

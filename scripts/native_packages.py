@@ -3,8 +3,8 @@
     python -m scripts.native_packages    # prints the folder, for cmake's CMAKE_PREFIX_PATH
 
 The first call downloads 1 MB with apt-get into build/native-packages, or into the folder that
-DSBD_NATIVE_PACKAGES names. It needs no root. The header of chats is from GitHub: if it cannot be
-had, stderr says so, and the next call tries again.
+DSBD_NATIVE_PACKAGES names. It needs no root. The header for chats is downloaded from GitHub. If
+that fails, stderr says so, and the next call tries again.
 """
 
 import fcntl
@@ -19,7 +19,7 @@ from scripts.debian_packages import Unavailable, unpack
 from scripts.minja_header import MINJA, fetch_minja
 
 PACKAGES = ("nlohmann-json3-dev", "libpcre2-dev", "libutf8proc-dev")
-HEADERS = "libonnxruntime-dev"  # of an older version, whose functions newer libraries have as well
+HEADERS = "libonnxruntime-dev"  # of an older version; newer libraries have the same functions
 TRIXIE = (
     "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] "
     "http://deb.debian.org/debian trixie main"
@@ -30,10 +30,10 @@ _ROOT = Path(__file__).parents[1]
 def prefix(report: Callable[[str], None] = lambda line: None) -> Path:
     """Return the folder with include/ and lib/; download it once.
 
-    report: gets a line if the library will have no chats.
+    report: receives a line if the library will not support chats.
 
     Raises:
-        Unavailable: no Debian packages, or no ONNX Runtime in this environment.
+        Unavailable: Debian packages, or ONNX Runtime in this environment, are missing.
     """
     library = _library()
     place = Path(os.environ.get("DSBD_NATIVE_PACKAGES", _ROOT / "build" / "native-packages"))
@@ -45,7 +45,7 @@ def prefix(report: Callable[[str], None] = lambda line: None) -> Path:
             unpack(PACKAGES, place)
             unpack([HEADERS], place, TRIXIE)
             for link in (folder / "lib").rglob("*.so"):
-                link.unlink()  # of libraries in other packages: those with .a are linked in
+                link.unlink()  # links to libraries in other packages; the static ones (.a) are used
             (place / "complete").touch()
         if "DSBD_MINJA_DIR" not in os.environ and (refusal := fetch_minja(folder / "include")):
             report(
@@ -64,10 +64,12 @@ def _library() -> Path:
     """Return ONNX Runtime's library in its wheel."""
     spec = importlib.util.find_spec("onnxruntime")
     folders = [] if spec is None else spec.submodule_search_locations or []
-    found = [file for each in folders for file in Path(each, "capi").glob("libonnxruntime.so.*")]
-    if not found:
+    libraries = [
+        file for each in folders for file in Path(each, "capi").glob("libonnxruntime.so.*")
+    ]
+    if not libraries:
         raise Unavailable("there is no onnxruntime wheel with libonnxruntime.so here")
-    return found[0]
+    return libraries[0]
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Write what follows from the tables of options and strategies, with ``-m scripts.option_tables``.
+"""Write code from the tables of options and strategies: ``python -m scripts.option_tables``.
 
-That is the fields of DecodingConfig, which mypy has to see, and the tables of native/core. There a
-domain is a struct of the same name and fields; the functions that a table names (defaults that
-depend on other options) are written by hand in option_table.cpp, with the same names.
+This code is the fields of DecodingConfig, which mypy must see, and the tables of native/core. In
+C++ a domain is a struct of the same name and fields. Functions in a table (defaults that depend on
+other options) are written by hand in option_table.cpp, with the same names.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CORE, CONFIG = ROOT / "native" / "core", ROOT / "dsbd_ort" / "decoding" / "confi
 BEGIN, END = "    # Written by scripts/option_tables.py:\n", "    # End of what it writes.\n"
 HEAD = "// Written by scripts/option_tables.py from the tables of dsbd_ort; change those.\n"
 CONDITIONS = {name: each for name, each in vars(option_row).items() if isinstance(each, Condition)}
-ENUMS = {  # of C++, by option
+ENUMS = {  # enumerations in C++, by option
     "coupling": "Coupling",
     "width_policy": "WidthPolicy",
     "drafter": "DrafterKind",
@@ -37,15 +37,15 @@ ENUMS = {  # of C++, by option
     "memory": "Memory",
     "early_stopping": "EarlyStopping",
 }
-READERS = {  # of C++, of options whose values are others there
+READERS = {  # readers in C++ for options that have other values there
     "seed": "seed_number",
     "constraint": "trie",
     "logits_processors": "nothing",
     "scorers": "nothing",
 }
 NO_FIELDS = ("strategy", "logits_processors", "scorers", "constraint")
-"""Options that are no field of the config there: it has a strategy's row, a constraint's file."""
-TYPES = {  # of a resolved value in Python and in C++, by domain or by option
+"""Options without a field of the config in C++, which has a strategy's row, a constraint's file."""
+TYPES = {  # types of a resolved value in Python and in C++, by domain or by option
     "Whole": ("int", "std::size_t"),
     "Wholes": ("tuple[int, ...]", "Ints"),
     "Number": ("float", "double"),
@@ -64,7 +64,7 @@ TYPES = {  # of a resolved value in Python and in C++, by domain or by option
 
 
 def files() -> dict[Path, str]:
-    """Return the contents of the files that are written."""
+    """Return the contents of the written files."""
     tables = {
         "strategies": _strategies(),
         "conditions": _conditions(),
@@ -75,22 +75,22 @@ def files() -> dict[Path, str]:
     before, begin, rest = CONFIG.read_text(encoding="utf-8").partition(BEGIN)
     _, end, after = rest.partition(END)
     fields = "".join(f"    {name}: {_python_type(name)}\n" for name in OPTION_TABLE)
-    found = {CORE / f"{name}.inc": HEAD + _code(lines) for name, lines in tables.items()}
-    return found | {CONFIG: before + begin + fields + end + after}
+    contents = {CORE / f"{name}.inc": HEAD + _code(lines) for name, lines in tables.items()}
+    return contents | {CONFIG: before + begin + fields + end + after}
 
 
 def _code(lines: Iterable[str]) -> str:
-    """Return lines of C++, broken after commas where they are too long."""
-    found = []
+    """Return lines of C++; lines that are too long are wrapped."""
+    wrapped = []
     for line in lines:
         glued = re.sub(r'"[^"]*"|\.\w+ = ', lambda text: text[0].replace(" ", "\0"), line)
         parts = wrap(glued, 96, break_long_words=False, break_on_hyphens=False)
-        found.append("\n    ".join(parts).replace("\0", " ") + "\n")
-    return "".join(found)
+        wrapped.append("\n    ".join(parts).replace("\0", " ") + "\n")
+    return "".join(wrapped)
 
 
 def cpp(value: Any) -> str:
-    """Return a value as C++ writes it: a domain, or what JSON knows."""
+    """Return a value in the syntax of C++: a domain, or a value that JSON supports."""
     if dataclasses.is_dataclass(value):
         fields = ", ".join(
             f".{field.name} = {cpp(getattr(value, field.name))}"
@@ -120,7 +120,7 @@ def _conditions() -> Iterator[str]:
 
 
 def _options() -> Iterator[str]:
-    """Yield the rows, which are macros that whoever includes them defines."""
+    """Yield the rows: calls of macros that the including file defines."""
     for name, row in OPTION_TABLE.items():
         kind = "PROCESSOR" if row.is_processor else "OPTION"
         yield f"{'OTHER_OPTION' if name in NO_FIELDS else kind}({name}, {', '.join(_cells(name))})"
@@ -128,7 +128,7 @@ def _options() -> Iterator[str]:
 
 
 def _cells(name: str) -> Iterator[str]:
-    """Yield the fields of a row that differ from those of an empty one."""
+    """Yield the fields of a row that differ from the defaults."""
     row = OPTION_TABLE[name]
     yield f".domain = {READERS.get(name) or cpp(row.domain)}"
     if callable(row.default):
@@ -150,7 +150,7 @@ def _cells(name: str) -> Iterator[str]:
 
 
 def _function(function: Any) -> str:
-    """Return the name of a function, or the value that one without a name always returns."""
+    """Return the name of a function; for a lambda, the value that it always returns."""
     if function.__name__ != "<lambda>":
         return str(function.__name__)
     value = function(SimpleNamespace())
@@ -158,9 +158,11 @@ def _function(function: Any) -> str:
 
 
 def may_be_none(name: str, *, is_open: bool) -> bool:
-    """Return whether the value of an option may be None; is_open: as long as drafting is open."""
-    known = None if is_open else True
-    return any(resolved_options({"strategy": s}, known, known)[name] is None for s in STRATEGIES)
+    """Return whether an option may be None; is_open: before draft and costs are determined."""
+    settled = None if is_open else True
+    return any(
+        resolved_options({"strategy": s}, settled, settled)[name] is None for s in STRATEGIES
+    )
 
 
 def _python_type(name: str) -> str:
@@ -175,7 +177,7 @@ def _python_type(name: str) -> str:
 
 
 def _fields() -> Iterator[str]:
-    """Yield the enumerations, and the fields of the config with the values of an empty one."""
+    """Yield the enumerations, and the fields of the config with their default values."""
     for name, enum in ENUMS.items():
         names = {False: "no", True: "yes"}
         choices: Any = OPTION_TABLE[name].domain

@@ -1,7 +1,7 @@
 """Logits of one path computed in many ways, compared bit for bit.
 
-A way of computing it is random: rows a call, rows of other paths among them, places in the cache,
-its capacity, what the other rows hold, which logits are requested, threads.
+Each way is random: the rows per call, rows of other paths between them, places in the cache, the
+cache's capacity, the content of other rows, the requested logits, and the number of threads.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ class Way:
     """One way to compute a path.
 
     Attributes:
-        chunks: path rows of every call.
-        neighbours: rows of other paths in every call.
-        gaps: cache rows left out before every call.
-        capacity: of the caches.
-        threads: of the session.
+        chunks: number of path rows in each call.
+        neighbours: number of rows of other paths in each call.
+        gaps: number of cache rows left out before each call.
+        capacity: rows of the caches.
+        threads: threads of the session.
     """
 
     chunks: list[int]
@@ -66,7 +66,7 @@ class Way:
 
     @classmethod
     def plain(cls, num_tokens: int) -> Way:
-        """Return the way of a prompt in one call, one thread and the smallest caches."""
+        """Return the way with one call, one thread and the smallest caches."""
         capacity = next(size for size in CAPACITIES if size >= num_tokens)
         return cls([num_tokens], [0], [0], capacity, 1)
 
@@ -94,7 +94,7 @@ class PathCall:
 
     Attributes:
         token_ids, positions: (S,) int64. Tokens of other paths are random.
-        rows: (S,) int64. Of the cache.
+        rows: (S,) int64. Rows of the cache.
         mask: (S, C) bool.
     """
 
@@ -115,10 +115,10 @@ class PathCall:
         vocab_size: int,
         rng: np.random.Generator,
     ) -> PathCall:
-        """Return a call with the path's next rows; another row leaves the path above where it is.
+        """Return a call with the path's next rows; other rows branch off from the path.
 
-        path_tokens: (n,) of the whole path; path_rows: cache rows of the path so far; path: places
-        of its next rows in the call; rows: of the cache, one after another.
+        path_tokens: (n,), tokens of the whole path. path_rows: cache rows of the path so far. path:
+        places of its next rows in the call. rows: consecutive rows of the cache for the call.
         """
         num_before, num_rows = len(path_rows), len(rows)
         here = np.array(rows, np.int64)
@@ -135,7 +135,7 @@ class PathCall:
 
 
 class PathEngine:
-    """One engine, opened with one and with two threads, that computes a path in any way."""
+    """An engine, opened with one and with two threads, that computes a path in any way."""
 
     def __init__(self, model_file: Path, entry: ModelEntry) -> None:
         ort = import_ort()
@@ -159,7 +159,7 @@ class PathEngine:
         }
         row_positions = np.full(way.capacity, -1)
         path_rows = np.arange(0)
-        found = []
+        logits = []
         first_row = 0
         for chunk, num_neighbours, gap in zip(way.chunks, way.neighbours, way.gaps, strict=True):
             first_row += gap
@@ -172,10 +172,10 @@ class PathEngine:
             others = rng.random(len(call.rows)) < 0.3
             wanted = np.concatenate([path, np.flatnonzero(others)])
             outputs = self._run(way, call, row_positions, wanted, caches)
-            found.append(outputs[:chunk])
+            logits.append(outputs[:chunk])
             path_rows = np.concatenate([path_rows, call.rows[path]])
             first_row += len(call.rows)
-        return np.concatenate(found)
+        return np.concatenate(logits)
 
     def _run(
         self,
@@ -211,9 +211,9 @@ class PathEngine:
 def recent_inputs(
     entry: ModelEntry, mask: NDArray[np.bool_], ancestors: NDArray[np.int64], first_row: int
 ) -> dict[str, NDArray[Any]]:
-    """Return the inputs of recent rows, all of which continue from the beginning of their paths.
+    """Return the inputs of recent rows; all rows continue from the beginning of their paths.
 
-    mask: (S, M) bool, of the recent rows. ancestors: (S, A) int64. first_row: of the new ones.
+    mask: (S, M) bool, for the recent rows. ancestors: (S, A) int64. first_row: first new row.
     """
     if not recent(entry.caches):
         return {}
@@ -231,7 +231,7 @@ def recent_inputs(
 
 @dataclass(frozen=True)
 class WayCount:
-    """Ways and logits that were compared with the plain way, and how many were other bits."""
+    """Counts of ways and logits that were compared with the plain way, and of differing ones."""
 
     num_ways: int = 0
     num_other_ways: int = 0
@@ -239,20 +239,20 @@ class WayCount:
     num_other_logits: int = 0
 
     def __add__(self, other: WayCount) -> WayCount:
-        """Return the counts of both."""
+        """Return the sums of the counts."""
         return WayCount(*map(sum, zip(astuple(self), astuple(other), strict=True)))
 
 
 def count_differing(
     engine: PathEngine, *, num_tokens: int, num_ways: int, seed: int = 0
 ) -> WayCount:
-    """Compare the logits of one path in ``num_ways`` random ways with those of the plain one."""
+    """Compare the logits of one path in ``num_ways`` random ways with the plain way."""
     rng = np.random.default_rng(seed)
     token_ids = rng.integers(0, engine.vocab_size, num_tokens)
     wanted = engine.logits(token_ids, Way.plain(num_tokens), rng)
     drawn = [Way.drawn(num_tokens, rng) for _ in range(num_ways)]
-    found = WayCount()
+    count = WayCount()
     for way in drawn:
         others = np.count_nonzero(engine.logits(token_ids, way, rng) != wanted)
-        found += WayCount(1, int(others > 0), wanted.size, int(others))
-    return found
+        count += WayCount(1, int(others > 0), wanted.size, int(others))
+    return count

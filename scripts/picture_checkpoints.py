@@ -19,7 +19,7 @@ _TEXTS = (
     "What does the picture show? User: Assistant: system user assistant OCR:",
 )
 _ENDS = ("<|endoftext|>", "<|end_of_text|>")
-_MOST_SIDE = 6  # tiles, for which there are marks
+_MOST_SIDE = 6  # maximum tiles of a side for which there are tokens
 _TILE_TOKENS = (
     *("<image>", "<fake_token_around_image>", "<end_of_utterance>", "<global-img>"),
     *(f"<row_{r}_col_{c}>" for r in range(1, _MOST_SIDE + 1) for c in range(1, _MOST_SIDE + 1)),
@@ -71,13 +71,13 @@ class PictureModel:
 
     Attributes:
         config: name of the config class in transformers.
-        vision, text, whole: arguments of its two parts, and of itself.
+        vision, text, whole: arguments of the configs of its two parts, and of the whole.
         tokens: special tokens.
-        placeholder: the token at the place of a given row.
+        placeholder: token in place of a given row.
         shown: text that a chat template writes for a picture.
         pictures: content of preprocessor_config.json.
         processor: content of processor_config.json.
-        names: special tokens by the names that a processor asks a tokenizer for.
+        names: special tokens by the names by which a processor requests them.
     """
 
     config: str
@@ -239,10 +239,10 @@ def write_picture_model(
 
     Args:
         name: a key of PICTURE_MODELS.
-        folder: is made.
+        folder: folder to create.
         vision: changes of the encoder's config.
         pictures: changes of preprocessor_config.json.
-        deviation: of its matrices.
+        deviation: standard deviation of its matrices.
         text: changes of the decoder's config.
     """
     kind, ids = PICTURE_MODELS[name], token_ids_of(name)

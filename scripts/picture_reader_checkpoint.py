@@ -96,8 +96,8 @@ def write_picture_reader(
 ) -> Path:
     """Write a checkpoint of one of ``KINDS``; return its folder.
 
-    num_layers: of the decoder.
-    changes: of generation_config.json.
+    num_layers: number of the decoder's layers.
+    changes: changes of generation_config.json.
     """
     config = KINDS[kind]()
     config.decoder.num_hidden_layers = num_layers

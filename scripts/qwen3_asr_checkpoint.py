@@ -63,7 +63,7 @@ CHAT_TEMPLATE = """\
 {%- endfor -%}
 {%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}
 """
-"""Like that of Qwen3-ASR it shows the system's text, one place for each sound, and answers."""
+"""Like Qwen3-ASR's template it shows the system's text, one place for each sound, and answers."""
 
 
 def qwen3_asr_config(audio: dict[str, Any] | None = None, **text: Any) -> Qwen3ASRConfig:
@@ -108,8 +108,8 @@ def write_qwen3_asr(
     """Write the checkpoint; return its folder.
 
     Args:
-        folder: is made.
-        deviation: of its matrices.
+        folder: folder to create.
+        deviation: standard deviation of its matrices.
         audio: changes of the encoder's config.
         text: changes of the decoder's config.
     """

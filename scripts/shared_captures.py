@@ -1,7 +1,7 @@
-"""Exports of the same models in several precisions, whose graphs are captured once.
+"""Exports of the same models in several precisions; each graph is captured only once.
 
-The capture takes most of the time of a tiny model's export, and does not depend on what is done to
-its graph.
+The capture takes most of the time of a tiny model's export. It does not depend on later changes of
+the graph.
 """
 
 from __future__ import annotations
@@ -25,30 +25,32 @@ from dsbd_export.progress import Report
 
 
 class SharedCaptures:
-    """``source_of`` of several exports: one capture for the same files, captured the same way."""
+    """``source_of`` for several exports: one capture for equal files and equal parts."""
 
     def __init__(self, folder: Path | None = None) -> None:
         """Begin without a graph.
 
-        folder: where other processes put and find graphs too; None: in memory.
+        folder: folder of graphs, shared with other processes; None: graphs are in memory.
         """
         self._graphs: _GraphStore = {} if folder is None else _GraphFiles(folder)
 
     def __call__(self, checkpoint: Checkpoint) -> ModelSource:
-        """Return the source of a checkpoint; its ``capture`` is that of an earlier export."""
+        """Return the source of a checkpoint; its ``capture`` reuses that of an earlier export."""
         return cast(
             ModelSource, _SharedSource(source_of(checkpoint), _key_of(checkpoint), self._graphs)
         )
 
 
 def _key_of(checkpoint: Checkpoint) -> str:
-    """Return what two checkpoints have in common whose graphs are the same."""
+    """Return a hash that is equal for checkpoints with the same graphs."""
     digest = hashlib.sha256()
     for folder in filter(None, (checkpoint.folder, checkpoint.target_folder)):
         for file in sorted(folder.iterdir()):
             if file.is_file():
                 digest.update(file.name.encode() + hashlib.sha256(file.read_bytes()).digest())
-    proposed = checkpoint.proposed_tokens  # whose repr leaves out most of many
+    proposed = (
+        checkpoint.proposed_tokens
+    )  # hashed separately: the repr of a long array is shortened
     digest.update(repr(None if proposed is None else proposed.tolist()).encode())
     digest.update(repr(replace(checkpoint, role="", folder=Path(), target_folder=None)).encode())
     return digest.hexdigest()
@@ -63,7 +65,7 @@ class _GraphStore(Protocol):
 
 
 class _GraphFiles:
-    """A store that processes share: a file for each graph, written whole."""
+    """A store that processes share: one file per graph, which appears only when complete."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -79,7 +81,7 @@ class _GraphFiles:
 
 
 class _SharedSource:
-    """The source of one export; everything except the capture is that of the source."""
+    """The source of one export; everything except the capture is delegated to it."""
 
     def __init__(self, source: ModelSource, key: str, graphs: _GraphStore) -> None:
         self._source, self._key, self._graphs = source, key, graphs
@@ -94,7 +96,7 @@ class _SharedSource:
         return checkpoint
 
     def capture(self, model: Any, parts: Sequence[ExportPart], report: Report) -> list[EngineGraph]:
-        """Return graphs with weights of their own: an export releases those of its model."""
+        """Return graphs with separate weights, because an export releases its model's weights."""
         key = "-".join((self._key, *(type(part).__name__ for part in parts)))
         if self._graphs.get(key) is None:
             captured = self._source.capture(model, parts, report)
@@ -108,5 +110,5 @@ class _SharedSource:
 
     def _stored(self, key: str) -> ir.Model:
         graph = self._graphs.get(key)
-        assert graph is not None  # as its place is stored, which is stored last
+        assert graph is not None  # its place is stored, and places are stored last
         return ir.serde.deserialize_model(onnx.load_from_string(graph))

@@ -1,4 +1,4 @@
-"""A GPU in software, for WebGPU on a machine without one: SwiftShader, out of Debian's Chromium.
+"""A software GPU for WebGPU on a machine without a GPU: SwiftShader from Debian's Chromium.
 
     eval "$(python -m scripts.software_adapter)"    # variables for the commands of this shell
 
@@ -31,12 +31,12 @@ def folder() -> Path:
 
 
 def variables() -> dict[str, str]:
-    """Return the environment variables of a process that finds the adapter; download it once.
+    """Return environment variables with which a process finds the adapter; download it once.
 
-    Empty for the machine's own drivers.
+    Returns {} for the machine's own drivers.
 
     Raises:
-        Unavailable: not Linux on x86-64, or no package.
+        Unavailable: the machine is not Linux on x86-64, or the package is missing.
     """
     if os.environ.get("DSBD_WEBGPU") == OWN:
         return {}
@@ -56,16 +56,16 @@ def variables() -> dict[str, str]:
 
 
 def put_in_place() -> None:
-    """Let this process find the adapter; before ONNX Runtime's plug-in is registered."""
-    found = variables()
-    if found:
-        os.environ.update(found)
+    """Make this process find the adapter; call it before registering ONNX Runtime's plug-in."""
+    environment = variables()
+    if environment:
+        os.environ.update(environment)
         # LD_LIBRARY_PATH is read when a process starts; a loaded library is found by its name
         ctypes.CDLL(str(folder() / "driver" / LOADER), mode=ctypes.RTLD_GLOBAL)
 
 
 def _download(place: Path) -> None:
-    """Take the files out of the package."""
+    """Download the package and extract the driver's files."""
     partial = place / "partial"
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()

@@ -24,13 +24,13 @@ _LANGUAGES = ("en", "de", "fr")
 
 @dataclass(frozen=True)
 class SpeechTokens:
-    """The tokens of the tiny model; after the texts' they follow each other as Whisper's do."""
+    """The special tokens of the tiny model, in Whisper's order; they follow the tokens of texts."""
 
     end: int = _NUM_TEXT_TOKENS
 
     @property
     def names(self) -> list[str]:
-        """All special tokens but the times."""
+        """All special tokens except the times."""
         named = (*_LANGUAGES, "translate", "transcribe", "startoflm", "startofprev", "nospeech")
         return [f"<|{n}|>" for n in ("endoftext", "startoftranscript", *named, "notimestamps")]
 
@@ -40,7 +40,7 @@ class SpeechTokens:
         return [f"<|{number * 0.02:.2f}|>" for number in range(NUM_POSITIONS + 1)]
 
     def of(self, name: str) -> int:
-        """Return the token of a special one by its name without the marks."""
+        """Return the id of a special token by its name without <| and |>."""
         return self.end + self.names.index(f"<|{name}|>")
 
     @property
@@ -126,10 +126,10 @@ def write_whisper(
     """Write the checkpoint; return its folder.
 
     Args:
-        folder: is made.
+        folder: folder to create.
         multilingual: whether it has languages and tasks.
-        deviation: of its matrices.
-        changes: of its config.
+        deviation: standard deviation of its matrices.
+        changes: changes of its config.
     """
     write_checkpoint(folder, whisper_config(**changes), deviation)
     speech_tokenizer().save(str(folder / "tokenizer.json"))

@@ -23,7 +23,7 @@ from scripts.qwen3_asr_checkpoint import write_speech_files
 FIRST_SPECIAL = 300
 CONTEXT = 512
 NUM_MELS = 8
-WINDOW_FRAMES = 200  # of the kinds with Whisper's windows: two seconds
+WINDOW_FRAMES = 200  # for kinds with Whisper's windows: two seconds
 BLOCK_PAIRS, WINDOW_PAIRS = 20, 15  # of Granite Speech
 _LLAMA = {
     "hidden_size": 32,
@@ -43,7 +43,7 @@ _GRANITE_TEMPLATE = """\
   {%- endif -%}
 {%- endfor -%}
 """
-"""As that of Granite 4.0: contents are texts, in which users write the placeholder."""
+"""Like Granite 4.0's template: contents are texts, in which users write the placeholder."""
 
 _PARTS = """\
 {%- macro shown(content) -%}
@@ -76,9 +76,10 @@ def _with_parts(template: str, sound: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class SpeechModel:
-    """A tiny model: its config by the ids of its special tokens, the first of them the placeholder.
+    """A tiny model.
 
-    special_tokens: the placeholder, the token that ends texts, others.
+    config: makes the config, given ids of special tokens. special_tokens: the placeholder, the
+    token that ends texts, others.
     """
 
     config: Callable[[Mapping[str, int]], PreTrainedConfig]
@@ -195,7 +196,7 @@ _WINDOWS = {
 _GRANITE_FEATURES = {"feature_extractor_type": "GraniteSpeechFeatureExtractor", "n_mels": NUM_MELS}
 _GRANITE_TOKENS = ("<|audio|>", "<|end_of_text|>")
 _SPELLING_STEPS = 20
-READ_LAYERS = [0, 1, 2]  # of the tiny Granite Speech Plus: 1 is the one in the middle
+READ_LAYERS = [0, 1, 2]  # for the tiny Granite Speech Plus; 1 is the middle layer
 MODELS = {
     "granite_speech": SpeechModel(
         config=lambda tokens: GraniteSpeechConfig(**_granite(tokens)),
@@ -233,7 +234,7 @@ MODELS = {
 
 
 def write_speech_model(name: str, folder: Path, *, deviation: float = 0.2) -> Path:
-    """Write a checkpoint; return its folder, which is made."""
+    """Write a checkpoint into a new folder; return the folder."""
     model = MODELS[name]
     write_checkpoint(folder, model.config(model.tokens), deviation)
     end = model.special_tokens[1]
@@ -249,9 +250,9 @@ def write_speech_model(name: str, folder: Path, *, deviation: float = 0.2) -> Pa
 
 
 def spell(model: Any, features: Tensor, text: str) -> None:
-    """Let the CTC head of a tiny Granite Speech spell a text, for these features, (1, T, 2M).
+    """Make the CTC head of a tiny Granite Speech spell a text for these features, (1, T, 2M).
 
-    The head is fed back in the middle, so its weights are found step by step.
+    The encoder's middle layer reads the head's output, so the weights are found iteratively.
     """
     encoder = model.model.encoder
     labels: list[int] = []
@@ -269,5 +270,5 @@ def spell(model: Any, features: Tensor, text: str) -> None:
             solved = torch.linalg.lstsq(joined, wanted, driver="gelsd").solution
             encoder.out.weight.copy_(solved[:-1].T)
             encoder.out.bias.copy_(solved[-1])
-        found = encoder.out(encoder(features).last_hidden_state)[0].argmax(-1).tolist()
-    assert found == spaced, "the head does not spell the text"
+        spelled = encoder.out(encoder(features).last_hidden_state)[0].argmax(-1).tolist()
+    assert spelled == spaced, "the head does not spell the text"

@@ -17,7 +17,7 @@ VOCAB_SIZE = 4096
 BOS, EOS = "<|begin|>", "<|end|>"
 BOS_ID, EOS_ID = 0, 1
 
-# Generated tables and prose: predictable or not Python, so they would flatter or spoil the figures.
+# Generated tables and prose. They are predictable or not Python, so they would distort the results.
 EXCLUDED_FOLDERS = ("site-packages", "encodings", "pydoc_data", "lib2to3/tests/data", "__pycache__")
 
 
@@ -38,7 +38,7 @@ def stdlib_sources() -> Iterator[tuple[str, str]]:
 
 
 def definitions(source: str) -> Iterator[str]:
-    """Yield every top-level function and class of a module as a document of its own.
+    """Yield every top-level function and class of a module as a separate document.
 
     They teach the models to end after one definition, so that completions of a prompt such as
     ``def read_json(path):`` reach an end-of-sequence token.

@@ -1,4 +1,4 @@
-"""Joint training of target and draft, each towards the other, and the loss that the page quotes."""
+"""Joint training of target and draft, each towards the other; the loss in docs/performance.md."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def mutual_loss(
 ) -> Tensor:
     """Return the target's cross entropy plus ``agreement`` times the distance of both models.
 
-    The distance is KL(p || q) and the total variation, 0.4 and 0.6, and both models follow its
-    gradient (deep mutual learning, Zhang et al. 2018): the draft learns the target's
-    distribution, and of those that explain the corpus nearly as well the target learns one that a
+    The distance is 0.4 KL(p || q) plus 0.6 times the total variation. Both models follow its
+    gradient (deep mutual learning, Zhang et al. 2018). The draft learns the target's distribution.
+    Among distributions that explain the corpus almost equally well, the target learns one that the
     draft can follow.
 
-    tokens: (B, length) int64, of which the rows before ``num_corpus`` are from the corpus; the
-    others, the target's own samples, teach agreement only.
+    tokens: (B, length) int64. The rows before ``num_corpus`` are from the corpus; the others are
+    samples of the target, which teach only agreement.
     """
     with device.autocast():
         target_logits = pair.target(input_ids=tokens, use_cache=False).logits

@@ -1,1 +1,1 @@
-"""The parts of scripts/make_twin: a small trained target made as costly as a large one."""
+"""The parts of scripts/make_twin: a small trained target, padded to the cost of a large one."""
