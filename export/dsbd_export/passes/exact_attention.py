@@ -168,8 +168,10 @@ def without_exact_form(model: ir.Model, layers: Sequence[int]) -> str | None:
         )
     num_attentions = len(nodes) + len(_softmaxes(model.graph))
     if num_attentions != len(layers):
-        f"{num_attentions} attentions read the values of {len(layers)} layers, expected one "
-        "a layer"
+        return (
+            f"{num_attentions} attentions read the values of {len(layers)} layers, expected one "
+            "a layer"
+        )
     unknown = (n for n in model.graph if n.op_type in _BY_PACKET and _last_size(n) is None)
     if (node := next(unknown, None)) is not None:
         return f"how many rotary angles the {node.op_type} node {node.name} gets is not known"
