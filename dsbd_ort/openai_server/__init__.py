@@ -5,7 +5,7 @@ A request passes through, in this order:
     server.py               sockets and connections; draining on SIGTERM
     middleware.py           access log, body size and time, authentication
     app.py                  the endpoints
-    request_fields.py       the table of request fields: done, accepted, refused
+    request_fields.py       the table of unused request fields: accepted, refused
     protocol.py             request fields and response parts of both endpoints
     chat.py completions.py  request and response of one endpoint each
     item_requests.py        request of /v1/responses, read as a chat; item_responses.py: its answer
@@ -15,7 +15,7 @@ A request passes through, in this order:
     transcription.py        the form of a request with audio, and its lifecycle
     errors.py  metrics.py   error responses; /metrics
 
-A new request field is a field of ``GenerationBody`` (or of one endpoint's body) and a ``Done`` row
-of the table in request_fields.py; planner.py turns it into options. A new response field is a field
-of a model in chat.py or completions.py, and the builder in the same file fills it in.
+To add a request field, declare it in ``GenerationBody`` (or in one endpoint's body); planner.py
+turns it into options. To add a response field, declare it in a model of chat.py or completions.py;
+the builder in the same file fills it in.
 """

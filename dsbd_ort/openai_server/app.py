@@ -50,7 +50,7 @@ CHAT_PATH = "/v1/chat/completions"
 
 _AudioForm = Annotated[SpeechForm, Form(media_type="multipart/form-data")]
 _TEXT = {"schema": {"type": "string"}}
-_STREAM: dict[str, Any] = {"text/event-stream": {}}  # a schema would be read as that of an event
+_STREAM: dict[str, Any] = {"text/event-stream": {}}  # a schema would describe a single event
 _4XX: dict[int | str, dict[str, Any]] = {"4XX": {"model": ErrorBody}}
 _4XX_AND_503: dict[int | str, dict[str, Any]] = {**_4XX, 503: {"model": ErrorBody}}
 _4XX_AND_5XX: dict[int | str, dict[str, Any]] = {**_4XX, "5XX": {"model": ErrorBody}}
@@ -163,7 +163,7 @@ def _add_models(app: FastAPI, model_name: str, context_length: int) -> None:
 def _add_operations(app: FastAPI, service: Service, gate: Gate, metrics: Metrics) -> None:
     @app.get("/health", responses=_4XX_AND_503)
     async def health() -> State:
-        """Return 503 if only a restart helps; while the server drains it is healthy."""
+        """Return 503 if only a restart helps; a server that drains is healthy."""
         if not (service.is_open or gate.is_draining):
             raise engine_ended()
         return State(status="alive")
@@ -192,9 +192,10 @@ def create_app(
     draw_seed: Callable[[], int] = new_seed,
     logs_access: bool = True,
 ) -> FastAPI:
-    """Return the application; the caller closes the service, and drains by ``gate``.
+    """Return the application; the caller closes the service, and drains it with ``gate``.
 
-    clock: seconds, for log and metrics. draw_seed: returns the seed of a request without one.
+    clock: returns seconds, for log and metrics.
+    draw_seed: returns a seed for a request that gives no seed.
     """
     gate = gate or Gate()
     metrics = Metrics(service, settings.model_name, clock)
@@ -207,7 +208,7 @@ def create_app(
     )
     bodies.prepare(app, settings.max_body_bytes)
     transcribes, encoder = service.pipeline.transcribes, service.pipeline.prompts.encoder
-    answers = encoder is None or encoder.speech is None  # whether it reads text, or text as well
+    answers = encoder is None or encoder.speech is None  # whether it reads text (too)
     if transcribes:
         _add_speech(app, TranscriptionHandler(service, settings, metrics, gate))
     if answers:
@@ -220,9 +221,9 @@ def create_app(
     app.add_exception_handler(RequestValidationError, handle_validation_error)
     paths = AUDIO_PATHS if transcribes else ()
     limits = dict.fromkeys(paths, (settings.max_audio_bytes, settings.audio_timeout_s))
-    if answers and service.pipeline.media is not None:  # of conversations, in base64
-        most = settings.max_body_bytes + settings.max_audio_bytes * 4 // 3
-        limits[CHAT_PATH] = most, settings.audio_timeout_s
+    if answers and service.pipeline.media is not None:  # media of conversations are in base64
+        max_bytes = settings.max_body_bytes + settings.max_audio_bytes * 4 // 3
+        limits[CHAT_PATH] = max_bytes, settings.audio_timeout_s
     _add_middlewares(app, settings, metrics, limits, logs_access=logs_access)
     return app
 
@@ -237,14 +238,14 @@ def _add_middlewares(
 ) -> None:
     """Add the middlewares, the innermost first.
 
-    A request meets log, key, path, body, type, endpoint.
+    A request passes access log, API key, ending slash, body limit, content type, endpoint.
     """
     paths = frozenset(app.openapi()["paths"])
 
     def count(path: str, status: int) -> None:
         path = without_slash(path)
-        known = path if path in paths else "other"
-        metrics.count("dsbd:http_answers", path=known, status=str(status))
+        shown = path if path in paths else "other"
+        metrics.count("dsbd:http_answers", path=shown, status=str(status))
 
     app.add_middleware(JsonByDefault)
     app.add_middleware(

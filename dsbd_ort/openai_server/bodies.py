@@ -1,4 +1,4 @@
-"""Reading of JSON bodies in threads, so that a large one delays no other client."""
+"""Reading of JSON bodies in threads, so that a large body does not delay other clients."""
 
 import asyncio
 import json
@@ -17,14 +17,14 @@ from dsbd_ort.openai_server.errors import ErrorResponse, bad_request
 T = TypeVar("T")
 Model = TypeVar("Model", bound=BaseModel)
 Entries = Annotated[list[T], Field(fail_fast=True)]
-"""A list in a body, of which the first invalid entry is reported: all of them may take seconds."""
-_MOST_FAULTS = 1000  # to describe one takes 15 us, during which no other thread runs
+"""A list in a body. Only the first invalid entry is reported: reporting all may take seconds."""
+_MOST_FAULTS = 1000  # describing one takes 15 us, during which no other thread runs
 _LARGE = 100_000  # bytes of a body
 _LARGE_THREADS = 4
 
 
 def prepare(app: FastAPI, max_body_bytes: int) -> None:
-    """Read the JSON bodies of routes that are added from now on as ``BodyRoute`` does.
+    """Make every route that is added from now on a ``BodyRoute``.
 
     max_body_bytes: the limit of a body without media.
     """
@@ -36,8 +36,8 @@ def prepare(app: FastAPI, max_body_bytes: int) -> None:
 class BodyRoute(APIRoute):
     """A route whose endpoint, if it takes a JSON body, is called with (request, body).
 
-    ``request.state.threads`` are those in which the request should be processed: requests with
-    large bodies have threads of their own and delay only their like. None: of the event loop.
+    ``request.state.threads`` are the threads that should process the request. Requests with large
+    bodies have their own threads, so that they delay only each other. None: the event loop's.
     """
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
@@ -63,7 +63,7 @@ class BodyRoute(APIRoute):
 def _read(model: type[Model], content: bytes, kind: str, most_bytes: int) -> Model:
     """Return a body; RequestValidationError, HTTPException, ErrorResponse: it is invalid.
 
-    most_bytes: of all except media.
+    most_bytes: limit of the body without its media.
     """
     message = Message()
     message["content-type"] = kind
@@ -71,12 +71,12 @@ def _read(model: type[Model], content: bytes, kind: str, most_bytes: int) -> Mod
     if not (content and is_json):
         fault: dict[str, Any] = {"type": "missing", "loc": ("body",), "msg": "Field required"}
         raise RequestValidationError([fault])
-    _check_size(content.count(b","), most_bytes)  # before so many values are made
+    _check_size(content.count(b","), most_bytes)  # before as many values are allocated
     try:
         data = json.loads(content)
     except json.JSONDecodeError as error:
-        found = {"error": error.msg}
-        fault = {"type": "json_invalid", "loc": ("body", error.pos), "ctx": found}
+        context = {"error": error.msg}
+        fault = {"type": "json_invalid", "loc": ("body", error.pos), "ctx": context}
         raise RequestValidationError([fault]) from error
     except (ValueError, RecursionError) as error:  # another encoding, or nested too deep
         raise HTTPException(400, "There was an error parsing the body") from error
@@ -96,7 +96,7 @@ def _check_size(num_bytes: int, most_bytes: int) -> None:
 
 
 def validated(model: type[Model], data: Any) -> Model:
-    """Return the model of some data; RequestValidationError: it is invalid."""
+    """Return data as a pydantic model; raise RequestValidationError if it is invalid."""
     try:
         return model.model_validate(data)
     except ValidationError as error:

@@ -38,14 +38,14 @@ class _Exact(BaseModel):
 
 
 class InputAudio(_Exact):
-    """A sound file in base64; ``format`` is not used: the file itself has it."""
+    """A sound file in base64; ``format`` is not used, because the file names its format."""
 
     data: str
     format: str | None = Field(None, max_length=16)
 
 
 class ImageUrl(_Exact):
-    """A picture as a data URL; ``detail`` is not used: the model has its own sizes."""
+    """A picture as a URL; ``detail`` is not used, because the model has its own sizes."""
 
     url: str
     detail: Literal["auto", "low", "high"] | None = None
@@ -71,7 +71,7 @@ class ContentPart(_Exact):
     @model_validator(mode="before")
     @classmethod
     def _refuse_other_types(cls, part: Any) -> Any:
-        """Raise ValueError for a part of another type, whatever its other fields are."""
+        """Raise ValueError for a part of an unknown type, before its other fields are checked."""
         kind = part.get("type", "text") if isinstance(part, dict) else "text"
         if kind not in _PART_TYPES:
             raise ValueError(
@@ -85,9 +85,9 @@ class ContentPart(_Exact):
     def _check_field(self) -> Self:
         given = [name for name in _PART_TYPES if getattr(self, name) is not None]
         if given != [self.type]:
-            found = " and ".join(map(repr, given)) or "no content"
+            shown = " and ".join(map(repr, given)) or "no content"
             raise ValueError(
-                f"a part of type {self.type!r} has {found}; expected {self.type!r} alone"
+                f"a part of type {self.type!r} has {shown}; expected {self.type!r} alone"
             )
         return self
 
@@ -108,7 +108,7 @@ class ToolCall(BaseModel):
 
 
 class PastCall(BaseModel):
-    """A call in a message of the request; clients that gather streams may have lost its id."""
+    """A call in a message of the request; clients that read streams may have lost its id."""
 
     id: str | None = None
     type: Literal["function"] | None = None
@@ -173,7 +173,7 @@ class ChatBody(GenerationBody):
 
     @property
     def num_media_bytes(self) -> int:
-        """Bytes of the sounds and pictures, which have a limit of their own."""
+        """Bytes of the sounds and pictures, which have their own limit."""
         contents = (each.content for each in self.messages if isinstance(each.content, list))
         return sum(part.num_media_bytes for content in contents for part in content)
 
@@ -308,7 +308,7 @@ class ChatBuilder(ResponseBuilder):
     chunk = ChatCompletionChunk
 
     def __init__(self, head: ResponseHead, tools: ToolUse | None = None) -> None:
-        """``tools``: how texts of answers become calls; None if they are plain text."""
+        """``tools``: how answers become calls; None if answers are plain text."""
         super().__init__(head)
         self._tools = tools
         self._readers: dict[int, CallReader] = {}
@@ -337,7 +337,7 @@ class ChatBuilder(ResponseBuilder):
         )
 
     def _finish_reason(self, index: int, of_text: FinishReason) -> FinishReason:
-        """Return "tool_calls" if the model itself chose to call a function, as OpenAI does."""
+        """Return "tool_calls", as OpenAI does, if the model itself chose to call a function."""
         decided = self._tools is not None and self._tools.choice != "named"
         is_done = of_text == "stop" and decided and index in self._has_calls
         return "tool_calls" if is_done else of_text

@@ -1,4 +1,4 @@
-"""How many sequences a request generates and returns; checks against the limits of the server."""
+"""Numbers of sequences that a request generates and returns, and checks of a server's limits."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -20,7 +20,7 @@ def check_config(config: DecodingConfig, settings: ServingSettings) -> None:
     joint_tokens = config.joint_tokens if config.row.rule == "joint-greedy" else 0
     longest_stop = max(map(len, config.stop_strings), default=0)
     draft_nodes = " candidates over all draft layers"
-    num_drafted = sum(config.layer_widths) if config.draft_policy else 0  # else our own choice
+    num_drafted = sum(config.layer_widths) if config.draft_policy else 0  # else chosen later
     for name, value, limit, unit in (
         ("max_new_tokens", config.max_new_tokens, settings.max_new_tokens or MOST, ""),
         ("num_beams", config.num_beams, settings.max_beams, ""),
@@ -68,7 +68,7 @@ class Choices:
     are_beams: bool
 
     def num_beams_needed(self, options: Mapping[str, Any]) -> int:
-        """Return how many beams of one engine request are returned or tried."""
+        """Return how many beams one engine request needs, to be returned or tried."""
         row = STRATEGIES.get(options["strategy"])
         num_tried = self.num_tried if row is not None and row.rule == "search" else 1
         num_returned: int = options.get("num_return_sequences", 1)
@@ -76,13 +76,13 @@ class Choices:
 
 
 def choices_of(body: GenerationBody, best_of: int | None, most_tried: int) -> Choices:
-    """Return how many sequences are generated and returned; ``most_tried``: the server's limit."""
+    """Return the numbers of sequences to generate and return; ``most_tried``: a server's limit."""
     num_returned = body.n or 1
     num_tried = num_returned if best_of is None else best_of
     counts = {"n": num_returned, "best_of": num_tried}
     counts["num_return_sequences"] = body.num_return_sequences or 1
-    most = max(counts, key=counts.__getitem__)
-    check_limit(most, counts[most], most_tried, " sequences")
+    largest = max(counts, key=counts.__getitem__)
+    check_limit(largest, counts[largest], most_tried, " sequences")
     if num_tried < num_returned:
         message = f"best_of is {num_tried}, less than n {num_returned}; raise it"
         raise bad_request(message, "best_of")
@@ -96,12 +96,12 @@ def choices_of(body: GenerationBody, best_of: int | None, most_tried: int) -> Ch
 
 
 def for_choices(options: dict[str, Any], choices: Choices) -> tuple[dict[str, Any], int, int]:
-    """Return the options, the engine requests of one prompt, and how often each is returned.
+    """Return the options, the number of engine requests of one prompt, and the copies of each.
 
     * A beam search is one engine request; its beams are the sequences.
-    * Another request without randomness is one engine request, returned ``n`` times.
+    * Any other strategy without randomness is one engine request, returned ``n`` times.
     * All others are ``best_of`` engine requests with different seeds. Several beams of one of them
-      are returned only if ``num_return_sequences`` asks for them.
+      are returned only if ``num_return_sequences`` requests them.
     """
     row = STRATEGIES.get(options["strategy"]) if isinstance(options["strategy"], str) else None
     if row is None:
@@ -147,14 +147,14 @@ def _with_beams(options: dict[str, Any], num_returned: int, num_tried: int) -> d
     options = {**options, "num_beams": width}
     options.pop("num_return_sequences", None)
     if any(name in options for name in ("width_policy", "accept_threshold")):
-        # The policy may keep half of the beams; it must keep all that are returned.
+        # The policy may keep half of the beams, but must keep all beams that are returned.
         if num_returned > DecodingConfig(**options).smallest_width:
             options.setdefault("min_beams", num_returned)
     return {**options, "num_return_sequences": num_returned}
 
 
 def with_seeds(config: DecodingConfig, num_samples: int) -> list[DecodingConfig]:
-    """Return a config for each seed; only the first returns log-probabilities of the prompt."""
+    """Return a config per seed; only the first one returns log-probabilities of the prompt."""
     if num_samples == 1:
         return [config]
     assert config.seed is not None  # decided by ``Pipeline.config``

@@ -50,8 +50,8 @@ class CompletionBody(GenerationBody):
 class CompletionLogprobs(BaseModel):
     """Text, raw log-probability and text offset of each token.
 
-    ``top_logprobs``: the most probable tokens at the same position, and the token itself; None if
-    the request asks for none.
+    ``top_logprobs``: the most probable tokens at the same position, and the token itself; None
+    unless requested.
     """
 
     tokens: list[str]
@@ -96,7 +96,7 @@ class CompletionBuilder(ResponseBuilder):
         finish_reason: FinishReason | None = None,
         report: ChoiceReport | None = None,
     ) -> CompletionChoice:
-        """See ResponseBuilder; a chunk with text is a choice without the last two."""
+        """See ResponseBuilder; a chunk with text has no ``finish_reason`` and no ``report``."""
         return CompletionChoice(
             index=index,
             text=text,
@@ -113,13 +113,13 @@ class CompletionBuilder(ResponseBuilder):
         return CompletionChoice(index=index, text="", finish_reason=finish_reason, dsbd=report)
 
     def _logprobs(self, index: int, tokens: TokenPieces | None) -> CompletionLogprobs | None:
-        """Return the next log-probabilities of a choice; offsets continue the earlier ones."""
+        """Return the next log-probabilities of a choice; its text offsets go on from the last."""
         if tokens is None:
             return None
         begin = self._offset_by_index.get(index, 0)
         *offsets, end = accumulate(map(len, tokens.texts), initial=begin)
         self._offset_by_index[index] = end
-        tops = [_with_own(*each) for each in zip(tokens.tops, tokens.tokens, strict=True)]
+        tops = [_with_chosen(*each) for each in zip(tokens.tops, tokens.tokens, strict=True)]
         return CompletionLogprobs(
             tokens=list(tokens.texts),
             token_logprobs=[token.logprob for token in tokens.tokens],
@@ -128,11 +128,11 @@ class CompletionBuilder(ResponseBuilder):
         )
 
 
-def _with_own(top: Sequence[ScoredToken] | None, own: ScoredToken) -> dict[str, float] | None:
+def _with_chosen(top: Sequence[ScoredToken] | None, chosen: ScoredToken) -> dict[str, float] | None:
     if top is None:
         return None
-    found: dict[str, float] = {}
-    for token in (*top, own):
+    logprob_by_name: dict[str, float] = {}
+    for token in (*top, chosen):
         if token.logprob is not None:
-            found.setdefault(token.name, token.logprob)
-    return found
+            logprob_by_name.setdefault(token.name, token.logprob)
+    return logprob_by_name

@@ -29,7 +29,7 @@ _FIELDS = frozenset(field.name for field in dataclasses.fields(DecodingConfig)) 
     *SPEECH_OPTIONS,
 }
 _LATER = "/v1/responses"
-AUDIO_PREFIX = "/v1/audio/"  # paths that begin with it take a form
+AUDIO_PREFIX = "/v1/audio/"  # bodies of these paths are forms
 _NO_OBJECT = ("dict_type", "model_type", "model_attributes_type")  # their texts name Python types
 _INDEX = re.compile(r"\[(\d+)\]")
 _RETRY = {"Retry-After": "1"}
@@ -56,7 +56,7 @@ class ErrorBody(BaseModel):
 
 @dataclass(eq=False)
 class ErrorResponse(Exception):
-    """An HTTP error response in OpenAI's format; not a DsbdError, which may be its cause.
+    """An HTTP error response in OpenAI's format. It is no DsbdError, but may be caused by one.
 
     message: the fault, the given value, the expected value, and the fix.
     param: the invalid field of the body; None if no single field is invalid.
@@ -138,10 +138,10 @@ def rejection(error: DsbdError) -> ErrorResponse:
 
 
 def failure(event: DsbdError | Cancelled) -> ErrorResponse:
-    """Return the response to a request that began and did not finish; reveals no internals."""
+    """Return the response to a request that failed after its start; it reveals no internals."""
     if isinstance(event, Cancelled):
         return shutting_down()
-    if isinstance(event, ConstraintError):  # such as a path that nothing may follow
+    if isinstance(event, ConstraintError):  # for example, no token may follow a path
         return bad_request(str(event), "constraint", "constraint_failed")
     _log.error("a request failed: %s: %s", type(event).__name__, event)
     if isinstance(event, CapacityError):
@@ -166,13 +166,15 @@ def handle_http_exception(request: Request, error: Exception) -> Response:
     elif error.status_code == 404:
         absent = f"{path} is not supported" if path.startswith(_LATER) else f"unknown path {path}"
         paths: dict[str, dict[str, Any]] = request.app.openapi()["paths"]
-        known = (f"{method.upper()} {of}" for of, methods in paths.items() for method in methods)
-        message = f"{absent}; this server has {', '.join(known)}"
+        endpoints = (
+            f"{method.upper()} {of}" for of, methods in paths.items() for method in methods
+        )
+        message = f"{absent}; this server has {', '.join(endpoints)}"
     return ErrorResponse(error.status_code, message, headers=headers).response()
 
 
 def handle_validation_error(request: Request, error: Exception) -> Response:
-    """Respond to invalid JSON, or to a body with an invalid field; names the first."""
+    """Respond to invalid JSON, or to a body with invalid fields, of which it names the first."""
     assert isinstance(error, RequestValidationError)  # registered only for these
     kind = request.headers.get("content-type", "").partition(";")[0].strip()
     is_form = request.url.path.startswith(AUDIO_PREFIX)
@@ -191,13 +193,13 @@ def handle_validation_error(request: Request, error: Exception) -> Response:
 
 _Place = tuple[str | int, ...]
 _Located = tuple[_Place, _Place | None, str]
-"""Place of a fault, place of the field of several types that holds it (or None), and the reason."""
+"""Place of a fault, place of the union-typed field that contains it (or None), and the reason."""
 
 
 def _located(fault: Mapping[str, Any], body: Any) -> _Located:
     """Return a fault with its place in the body.
 
-    pydantic's location names the member of a union too: that of messages.0.content.1 is
+    pydantic's location names the member of a union too: the location of messages.0.content.1 is
     ("body", "messages", 0, "content", "list[ContentPart]", 1).
     """
     place: list[str | int] = []
@@ -217,9 +219,9 @@ def _located(fault: Mapping[str, Any], body: Any) -> _Located:
 
 
 def _fault(faults: Sequence[_Located]) -> tuple[_Place, str]:
-    """Return place and reason of the first fault; in a union, of the deepest fault.
+    """Return place and reason of the first fault; in a union, those of the deepest fault.
 
-    The reasons of several types that fail at that place are joined.
+    If several types of the union fail at that place, their reasons are joined.
     """
     place, union, reason = faults[0]
     if union is None:

@@ -50,7 +50,7 @@ _MEDIA_THREADS = 4
 
 
 class Gate:
-    """Counts generation requests in flight and, once draining, rejects new ones; one event loop."""
+    """Counts generation requests in flight; rejects new ones once draining. For one event loop."""
 
     def __init__(self) -> None:
         self.num_inside = 0
@@ -58,7 +58,7 @@ class Gate:
 
     @contextlib.contextmanager
     def passed(self) -> Iterator[None]:
-        """Count a request for as long as the block lasts; raise ErrorResponse once draining."""
+        """Count a request while the block runs; raise ErrorResponse if the server drains."""
         if self.is_draining:
             raise shutting_down()
         self.num_inside += 1
@@ -98,7 +98,7 @@ class GenerationHandler:
     ) -> Response:
         """Return the response in one piece or as a stream; raise ErrorResponse if it fails.
 
-        named: returns an error with the names of the client's fields; None: those of ``body``.
+        named: returns an error with the names of the client's fields; None: ``body.own_error``.
         """
         named = named or body.own_error
         try:
@@ -124,8 +124,8 @@ class GenerationHandler:
             timeout_s = self._settings.request_timeout_s
             generation = Generation(self._service, meter, timeout_s, _caller(request))
             on_end.callback(generation.close)
-            # In a thread: tokenizing would delay other clients. Grammars may take a second each,
-            # and pictures at URLs ten: they have threads of their own and delay only their like.
+            # In a thread: tokenizing would delay other clients. A grammar may take one second, a
+            # picture at a URL ten. They have their own threads, so that they delay only each other.
             threads = request.state.threads
             threads = self._grammar_threads if body.may_take_long else threads
             threads = self._media_threads if body.has_media else threads
@@ -177,10 +177,10 @@ def _caller(request: Request) -> str:
 
 
 class TimedEvents(AsyncEvents[Event]):
-    """Events of the engines for one HTTP request, which may take so long."""
+    """Events of the engines for one HTTP request, with a time limit."""
 
     def __init__(self, timeout_s: float, fix: str) -> None:
-        """``timeout_s`` begins now; ``fix`` ends the message of the error."""
+        """``timeout_s``: from now on; ``fix``: advice at the end of the timeout's error message."""
         super().__init__()
         self._timeout_s = timeout_s
         self._fix = fix
@@ -192,7 +192,7 @@ class TimedEvents(AsyncEvents[Event]):
 
     @contextlib.asynccontextmanager
     async def in_time(self) -> AsyncIterator[None]:
-        """Raise an ErrorResponse if the block lasts longer than the request may."""
+        """Raise an ErrorResponse if the block does not end before the request's deadline."""
         try:
             async with asyncio.timeout_at(self._deadline):
                 yield
@@ -225,9 +225,10 @@ class Generation:
         self._is_closed = False
 
     def submit(self, plan: GenerationPlan) -> None:
-        """Submit all engine requests of a plan, or none, in any thread.
+        """Submit all engine requests of a plan, or none; may be called in any thread.
 
-        ErrorResponse: one is rejected, they are too many, or ``close`` was called meanwhile.
+        ErrorResponse: an engine request is rejected, the plan has too many of them, or ``close``
+        was called meanwhile.
         """
         limits = self._service.limits
         capacity = limits.max_requests + limits.max_queued
@@ -267,7 +268,7 @@ class Generation:
     async def results(self) -> AsyncIterator[tuple[int, StreamPiece | GenerationResult]]:
         """Yield pieces and results, each with the index of its engine request, until all ended.
 
-        ErrorResponse: one failed or was cancelled, or the request timed out.
+        ErrorResponse: an engine request failed or was cancelled, or the HTTP request timed out.
         """
         while self._num_ended < len(self._live):
             index, event = await self._events.get()

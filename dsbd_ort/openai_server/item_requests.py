@@ -1,11 +1,11 @@
-"""Request of /v1/responses: items of a conversation, read as the same request to the chat endpoint.
+"""Request of /v1/responses: items of a conversation, translated to a request for chat.
 
 /v1/responses                              chat
 instructions                               a first system message
 message, with input_text or output_text    a message
 function_call                              tool_calls of an assistant message
 function_call_output                       a message of role tool
-reasoning, if it is empty                  nothing
+reasoning, which must be empty             nothing
 tools, tool_choice: a flat function        the function in a field of its own
 text.format                                response_format
 max_output_tokens                          max_completion_tokens
@@ -55,21 +55,21 @@ ITEM_FIELDS = {
     "response_format": Refused("use `text.format`"),
     **dict.fromkeys(("max_tokens", "max_completion_tokens"), Refused("use `max_output_tokens`")),
 }
-"""Fields of the endpoint that are refused unless neutral; ``FIELDS`` has those of all endpoints."""
+"""Fields that only this endpoint refuses unless neutral; ``FIELDS`` is for all endpoints."""
 _OWN_NAMES = {
     "messages": "input",
     "max_completion_tokens": "max_output_tokens",
     "response_format": "text.format",
     "response_format.json_schema.schema": "text.format.schema",
 }
-"""Fields of this endpoint by those of the chat endpoint, in errors."""
+"""Names of this endpoint's fields in errors, by the names of the chat endpoint's fields."""
 
 
 class _Part(BaseModel):
-    """A part of a request, in which null is the same as nothing: clients send what they got."""
+    """A part of a request. Null means absent, because clients send back the answers they got."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
-    use: ClassVar[str] = ""  # instead of a type that is not supported
+    use: ClassVar[str] = ""  # advice in the error for a type that is not supported
 
     @model_validator(mode="before")
     @classmethod
@@ -85,14 +85,14 @@ class _Part(BaseModel):
 
 
 class _Item(_Part):
-    """An item of the conversation; of an earlier answer ``id`` and ``status``, unused."""
+    """An item of the conversation; items of earlier answers have ``id`` and ``status``, unused."""
 
     id: str | None = None
     status: str | None = None
 
 
 class InputText(_Part):
-    """A text; of an earlier answer ``annotations`` and ``logprobs``, unused."""
+    """A text; texts of earlier answers have ``annotations`` and ``logprobs``, unused."""
 
     type: Literal["input_text", "output_text"]
     text: str
@@ -101,7 +101,7 @@ class InputText(_Part):
 
 
 class InputMessage(_Item):
-    """A message; ``phase`` is that of an earlier answer, unused."""
+    """A message; messages of earlier answers have ``phase``, unused."""
 
     use = "message, function_call or function_call_output"
     type: Literal["message"] = "message"
@@ -183,7 +183,7 @@ class ChosenFunction(_Part, FunctionName):
 
 
 class TextFormat(_Part, SchemaFormat):
-    """The form of the text; a schema is in the format itself."""
+    """The format of the text; the fields of a schema stand in the format itself."""
 
     type: Literal["text", "json_object", "json_schema"]
 
@@ -202,7 +202,7 @@ class TextOptions(_Part):
 
 
 class Reasoning(_Part):
-    """The field ``reasoning``: the model has one level, and no reasoning to summarize."""
+    """The field ``reasoning``: effort cannot be changed, and there is no reasoning to summarize."""
 
     effort: Literal["none"] | None = None
     summary: str | None = None
@@ -246,7 +246,7 @@ class ResponsesBody(BaseModel):
         return validated(ChatBody, fields)
 
     def own_error(self, error: ErrorResponse) -> ErrorResponse:
-        """Return an error of the chat endpoint, with the names of this one's fields."""
+        """Return an error of the chat endpoint with the field names of this endpoint."""
         return with_names(error, _OWN_NAMES)
 
     def _options(self) -> dict[str, Any]:

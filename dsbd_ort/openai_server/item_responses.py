@@ -1,4 +1,4 @@
-"""Response of /v1/responses: items in one piece, or as named events in their order.
+"""Response of /v1/responses: items in one piece, or named events in this order.
 
 response.created, response.in_progress
 a message:  output_item.added, content_part.added, output_text.delta ..., output_text.done,
@@ -52,7 +52,7 @@ class OutputMessage(BaseModel):
 
 
 class OutputCall(BaseModel):
-    """A call of a function; ``call_id`` is repeated by its result."""
+    """A call of a function; the item with its result repeats ``call_id``."""
 
     id: str
     type: Literal["function_call"] = "function_call"
@@ -99,12 +99,13 @@ class ItemResponseBuilder(ResponseBuilder):
     end = ""
 
     def __init__(self, head: ResponseHead, tools: ToolUse | None, body: ResponsesBody) -> None:
-        """``tools``: how the text becomes calls; None if it is plain text."""
+        """``tools``: how the answer becomes calls; None if it is plain text."""
         super().__init__(head)
         self._body = body
         self._reader = tools.reader() if tools else None
         self._items: list[OutputItem] = []
-        self._events, self._num_events = "", 0  # not sent yet; of the response
+        self._events = ""  # not sent yet
+        self._num_events = 0  # of the whole response
         self._finish_reason: FinishReason | None = None
         self._report: Report | None = None
 
@@ -144,7 +145,7 @@ class ItemResponseBuilder(ResponseBuilder):
     def event(
         self, *choices: BaseModel, usage: Usage | None = None, report: Report | None = None
     ) -> str:
-        """Return the noted events; with the usage alone, and the last event of the response."""
+        """Return the noted events; with ``usage`` but no choices, add the response's last event."""
         self._report = report or self._report
         if usage is not None and not choices:
             self._note(self._last_status, response=self._response(self._last_status, usage))
@@ -153,7 +154,7 @@ class ItemResponseBuilder(ResponseBuilder):
 
     def error_event(self, error: ErrorResponse) -> str:
         response = self._response("failed")
-        response.error = {"code": "server_error", "message": error.message}  # of OpenAI's codes
+        response.error = {"code": "server_error", "message": error.message}  # OpenAI's code
         self._note("failed", response=response)
         return self.event()
 
@@ -211,7 +212,7 @@ class ItemResponseBuilder(ResponseBuilder):
         self._note(name, output_index=len(self._items) - 1, **fields)
 
     def _note(self, event: str, /, **fields: Any) -> None:
-        """Write an event as it is now, to be sent next."""
+        """Serialize an event now, because its fields change later; it is sent next."""
         kind = f"response.{event}"
         data = to_json({"type": kind, "sequence_number": self._num_events, **fields}).decode()
         self._events += f"event: {kind}\ndata: {data}\n\n"

@@ -1,7 +1,7 @@
-"""Files at http and https URLs, fetched for requests: from public addresses alone, with limits.
+"""Fetches files at http and https URLs for requests, only from public addresses, with limits.
 
-Host names are resolved here, so that the address that was checked is also connected to, after a
-redirect too. Proxies of the environment are not used.
+Host names are resolved here, so that the connection uses the address that was checked; the same
+holds after a redirect. Proxies of the environment are not used.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _NAT64 = ipaddress.ip_network("64:ff9b::/96")
 
 
 def is_public(address: str) -> bool:
-    """Return whether an address, and the IPv4 address that it may stand for, is of the internet."""
+    """Return whether an address is public, and also the IPv4 address that it may embed."""
     ip = ipaddress.ip_address(address.partition("%")[0])
     if isinstance(ip, ipaddress.IPv6Address):
         inner = ip.ipv4_mapped or ip.sixtofour or (ip.teredo or (None, None))[1]
@@ -54,14 +54,14 @@ class MediaFetcher:
         self._tls = tls or ssl.create_default_context()
 
     def __call__(self, url: str) -> bytes:
-        """Return the file at a URL; InputError says why it is not fetched."""
+        """Return the file at a URL; raise InputError if it cannot or must not be fetched."""
         deadline = time.monotonic() + self._seconds
         try:
             for _ in range(_MOST_REDIRECTS + 1):
-                found = self._answer(urlsplit(url), deadline)
-                if isinstance(found, bytes):
-                    return found
-                url = urljoin(url, found)
+                answer = self._answer(urlsplit(url), deadline)
+                if isinstance(answer, bytes):
+                    return answer
+                url = urljoin(url, answer)
         except (OSError, http.client.HTTPException, ValueError) as error:
             if isinstance(error, InputError):
                 raise
@@ -121,9 +121,9 @@ class MediaFetcher:
                 timer.cancel()
 
     def _address(self, host: str, port: int) -> tuple[str, int]:
-        """Return the first address of a host, all of which must be allowed."""
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        addresses = [str(each[4][0]) for each in found]
+        """Return the first address of a host; all its addresses must be allowed."""
+        infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        addresses = [str(each[4][0]) for each in infos]
         if not all(map(self._is_allowed, addresses)):
             raise InputError(
                 f"{in_short(host)} is a private address; expected one of the internet, or a data "

@@ -1,4 +1,4 @@
-"""ASGI middlewares of every request: access log, size and time limit of the body, API keys."""
+"""ASGI middlewares for every request: access log, size and time limit of the body, API keys."""
 
 import asyncio
 import hashlib
@@ -25,9 +25,9 @@ _CLOSE = {"Connection": "close"}
 
 @dataclass(kw_only=True)
 class AccessLog:
-    """Logs and counts every response; an unexpected exception becomes a 500.
+    """Logs and counts every response; an unexpected exception becomes a response with status 500.
 
-    A line holds method, path, status and seconds: nothing of query, headers or bodies.
+    A line has method, path, status and seconds, but nothing of query, headers or bodies.
     ``count`` is called with path and status of every response.
     """
 
@@ -65,14 +65,14 @@ class AccessLog:
 
 
 def _log_bug(error: Exception) -> None:
-    """Log where an error was raised, without its message, which may quote a request."""
+    """Log the traceback of an error without its message, which may quote a request."""
     frames = "".join(traceback.format_tb(error.__traceback__))
     _log.error("internal error, %s, at:\n%s", type(error).__name__, frames)
 
 
 @dataclass
 class EndingSlash:
-    """Reads a path that ends with a slash as the one without it, as clients join them."""
+    """Removes a slash at the end of a path, which clients may add when they join paths."""
 
     app: ASGIApp
 
@@ -89,10 +89,10 @@ def without_slash(path: str) -> str:
 
 @dataclass
 class JsonByDefault:
-    """Reads a body without Content-Type, or with that of ``curl -d``, as JSON.
+    """Reads a body without Content-Type, or with the Content-Type of ``curl -d``, as JSON.
 
-    Not if the request has an Origin: a page of another site may send these types, while browsers
-    send its JSON only with the consent of this server, which it never gives.
+    A request with an Origin is left unchanged. Browsers let a page of another site send these
+    types, but JSON only with the consent of this server, which it never gives.
     """
 
     app: ASGIApp
@@ -109,9 +109,9 @@ class JsonByDefault:
 
 @dataclass(kw_only=True)
 class BodyLimit:
-    """Receives the whole body, within its limits, before the application sees the request.
+    """Receives the whole body, within its limits, before the application gets the request.
 
-    limits_by_path: bytes and seconds of paths that have their own.
+    limits_by_path: bytes and seconds for paths with their own limits.
     """
 
     app: ASGIApp = field(kw_only=False)
@@ -146,7 +146,8 @@ class BodyLimit:
 async def _received(receive: Receive, max_bytes: int) -> bytes:
     """Return the body.
 
-    One that is too large is read to its end: a client that still sends would miss the response.
+    A body that is too large is read to its end, because a client that still sends would miss the
+    response.
     """
     body = bytearray()
     num_bytes, has_more = 0, True
@@ -195,14 +196,14 @@ class ApiKeys:
         """
         scheme, _, key = (authorization or b"").partition(b" ")
         digest = _digest(key.strip())
-        matches = [hmac.compare_digest(digest, known) for known in self._digests]
+        matches = [hmac.compare_digest(digest, accepted) for accepted in self._digests]
         return scheme.lower() == b"bearer" and any(matches)
 
 
 def read_api_keys(file: Path) -> ApiKeys:
     """Read a file of one key per line; empty lines and lines that begin with # are skipped.
 
-    ServingError: it has no key, or one that no header can carry.
+    ServingError: the file cannot be read, has no key, or has a key that no header can carry.
     """
     try:
         mode = file.stat().st_mode

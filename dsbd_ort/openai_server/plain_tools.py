@@ -2,11 +2,11 @@
 
 The model reads (docs/serving.md shows an example):
 
-* the functions and the form of a call, after the system message or, if the template takes no system
-  message, before the first message of the user;
-* a call that it made, in its own message, as ``{"name": ..., "arguments": ...}`` between
+* the functions and the format of a call: at the end of the system message or, if the template
+  allows no system message, at the beginning of the first user message;
+* a call that it made, in its own message: ``{"name": ..., "arguments": ...}`` between
   ``CALL_BEGINS`` and ``CALL_ENDS``;
-* the result of a call, in a message of the user, as ``{"name": ..., "content": ...}`` between
+* the result of a call, in a user message: ``{"name": ..., "content": ...}`` between
   ``RESULT_BEGINS`` and ``RESULT_ENDS``.
 """
 
@@ -17,10 +17,10 @@ from typing import Any
 from dsbd_runtime.text.chat_messages import call_arguments, joined_text
 
 TOOL_TEMPLATES = OWN, PLAIN = "own", "plain"
-"""How tools are offered: by the chat template alone, or as plain text if it cannot."""
+"""How tools are offered: only by the chat template, or as plain text if it cannot."""
 
 CALL_BEGINS, CALL_ENDS = "<tool_call>", "</tool_call>"
-"""Around a call, in the form of Hermes, Qwen and plain text."""
+"""Tags around a call, for Hermes, Qwen and plain text."""
 
 RESULT_BEGINS, RESULT_ENDS = "<tool_response>", "</tool_response>"
 
@@ -40,7 +40,7 @@ def offer(functions: Sequence[Message]) -> str:
 
 
 def with_system_text(messages: Sequence[Message], text: str) -> list[Message]:
-    """Return messages with a text at the end of the system message, which may be added."""
+    """Return messages with a text at the end of the system message, which is added if missing."""
     first, *others = messages
     if first["role"] not in ("system", "developer"):
         return [{"role": "system", "content": text}, *messages]
@@ -58,13 +58,13 @@ def with_user_text(messages: Sequence[Message], text: str) -> list[Message]:
 
 
 def as_text(messages: Sequence[Message]) -> list[Message]:
-    """Return messages whose calls, and results of calls, are text.
+    """Return messages in which calls and their results are text.
 
     Consecutive results, and a user message after them, become one message: many templates require
     that user and assistant alternate. InputError: arguments of a call are not a JSON object.
     """
     names: dict[str, str] = {}  # of called functions, by the id of the call
-    found: list[Message] = []
+    plain: list[Message] = []
     is_after_result = False
     for index, message in enumerate(messages):
         for call in message.get("tool_calls", ()):
@@ -73,11 +73,11 @@ def as_text(messages: Sequence[Message]) -> list[Message]:
         is_result = message["role"] == "tool"
         text = _result(message, names) if is_result else _with_calls(message, f"messages[{index}]")
         if is_after_result and text["role"] == "user":
-            found[-1] = {**found[-1], "content": _joined(found[-1]["content"], text["content"])}
+            plain[-1] = {**plain[-1], "content": _joined(plain[-1]["content"], text["content"])}
         else:
-            found.append(text)
+            plain.append(text)
         is_after_result = is_result or (is_after_result and text["role"] == "user")
-    return found
+    return plain
 
 
 def _with_calls(message: Message, place: str) -> Message:

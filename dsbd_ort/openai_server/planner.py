@@ -49,12 +49,12 @@ _log = logging.getLogger(__name__)
 class GenerationPlan:
     """All engine requests of one HTTP request: those of the first prompt, then those of the next.
 
-    configs: of the engine requests, the same number for each prompt; see ``Pipeline.config``.
+    configs: one for each engine request, the same number for each prompt; see ``Pipeline.config``.
     num_choices: different sequences to return for each prompt.
-    num_copies: how often each sequence is returned, as all of a greedy request are equal.
-    is_ranked: whether only the best sequences are returned, best first; else all, by their seeds.
-    echoes: the texts of the prompts if the response begins with them.
-    tools: how answers become tool calls; None if they are plain text.
+    num_copies: how often each sequence is returned; all sequences of a greedy request are equal.
+    is_ranked: whether only the best sequences are returned, best first; else all, ordered by seed.
+    echoes: the texts of the prompts, if the response begins with them; else None.
+    tools: how answers become tool calls; None if answers are plain text.
     drops_new_tokens: whether only the prompts are returned (``max_tokens`` 0).
     """
 
@@ -94,12 +94,12 @@ class GenerationPlan:
 
 
 class Planner:
-    """Plans requests within the limits of a server; it tokenizes: call it off the event loop."""
+    """Plans requests within a server's limits. Call it outside the event loop: it tokenizes."""
 
     def __init__(
         self, service: Service, settings: ServingSettings, new_seed: Callable[[], int]
     ) -> None:
-        """``new_seed`` returns the seed of a request without one; raises for invalid defaults."""
+        """``new_seed`` returns a seed for a request without one. DsbdError: invalid defaults."""
         self._service = service
         self._pipeline = service.pipeline
         self._settings = settings
@@ -111,11 +111,11 @@ class Planner:
         self._media = MediaLimits(max_seconds=settings.max_audio_s, read_url=fetch)
         self._pipeline.constraints.guard()
         for trie in settings.tries.values():
-            self._pipeline.constraints.bound(trie)  # refuses one beyond the vocabulary
+            self._pipeline.constraints.bound(trie)  # refuses tokens beyond the vocabulary
         self._log_plain_tools()
 
     def plan_completion(self, body: CompletionBody) -> GenerationPlan:
-        """Return the engine requests of /v1/completions; raise ErrorResponse for an invalid one."""
+        """Return the engine requests of /v1/completions; raise ErrorResponse if one is invalid."""
         prompts = body.prompts()
         check_limit("prompt", len(prompts), self._settings.max_prompts, " prompts")
         if body.echo and body.stream and body.logprobs is not None:
@@ -143,7 +143,7 @@ class Planner:
             raise rejection(error) from error
 
     def plan_chat(self, body: ChatBody) -> GenerationPlan:
-        """Return the engine requests of /v1/chat/completions; raises as ``plan_completion``."""
+        """Return the engine requests of /v1/chat/completions; raise ErrorResponse if invalid."""
         pipeline, has_encoder = self._pipeline, self._pipeline.prompts.encoder is not None
         if has_encoder and pipeline.media is None:
             raise bad_request(
@@ -199,7 +199,7 @@ class Planner:
                 )
 
     def _speaks_plainly(self, has_tools: bool) -> bool:
-        """Return whether calls are plain text, in conversations with tools or without."""
+        """Return whether calls are plain text in conversations with tools, or without tools."""
         if self._settings.tool_template != PLAIN or not self._tag_is_text:
             return False
         return self._auto_fault(has_tools) is not None
@@ -277,7 +277,7 @@ class Planner:
         """Return the options of an engine request, except those that ``choices`` decide."""
         given = body.decoding_options()
         if echo and given.get("max_new_tokens") == 0:
-            given["max_new_tokens"] = 1  # which the response drops
+            given["max_new_tokens"] = 1  # the response drops this token
         given = self._pipeline.prompts.with_language(given)
         self._set_ends(body, given)
         if (num_top := body.num_top_logprobs) is not None:
@@ -291,19 +291,19 @@ class Planner:
         return options
 
     def _limit(self, num_prompt_tokens: int, config: DecodingConfig) -> int:
-        """Return ``max_new_tokens`` of a request that sets none.
+        """Return ``max_new_tokens`` for a request that does not set it.
 
-        It is the smallest of the room in context and cache, the server's limit, and the limit of
-        the model's generation_config.json. Under a trie it is the length of the longest sequence.
+        It is the smallest of three: the room in context and cache, the server's limit, and the
+        limit of generation_config.json. With a trie it is the length of the longest sequence.
         """
-        if config.longest_path is not None:  # a sequence is returned whole, or the request refused
+        if config.longest_path is not None:  # never cut; a request without room is refused
             return config.longest_path
         reads_text = self._pipeline.prompts.encoder and not self._pipeline.media
         num_rows = 1 if reads_text else num_prompt_tokens
-        most = self._service.most_new_tokens(num_rows, config)
-        own: int = self._pipeline.defaults.options.get("max_new_tokens", most)
-        of_server: int = self._settings.max_new_tokens or most
-        return min(most, own, of_server)
+        most_new_tokens = self._service.most_new_tokens(num_rows, config)
+        of_model: int = self._pipeline.defaults.options.get("max_new_tokens", most_new_tokens)
+        of_server: int = self._settings.max_new_tokens or most_new_tokens
+        return min(most_new_tokens, of_model, of_server)
 
     def _set_ends(self, body: GenerationBody, options: dict[str, Any]) -> None:
         given = options.get("eos_token_id")
@@ -313,8 +313,10 @@ class Planner:
             )
         if not (body.ignore_eos or body.stop_token_ids):
             return
-        own = () if body.ignore_eos else self._pipeline.bundle.manifest.target.eos_token_ids
-        ends = own if given is None else [given] if isinstance(given, int) else given
+        ends_of_model = (
+            () if body.ignore_eos else self._pipeline.bundle.manifest.target.eos_token_ids
+        )
+        ends = ends_of_model if given is None else [given] if isinstance(given, int) else given
         options["eos_token_id"] = list(dict.fromkeys([*ends, *(body.stop_token_ids or ())]))
 
 

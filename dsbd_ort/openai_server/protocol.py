@@ -37,19 +37,19 @@ _NAMES_OF_OPTIONS = (
     *(("top_logprobs", "logprobs"), ("prompt_logprobs", "echo"), ("prompt", "messages")),
     *(("constraint", other) for other in (*ConstraintFields.model_fields, "tools")),
 )
-"""Options that errors name, each with a field that may have set it, the first one preferred."""
-_WORDS = ("prompt", "constraint")  # that are no names in the text of an error
+"""Pairs of an option that errors name and a field that may have set it, in order of preference."""
+_WORDS = ("prompt", "constraint")  # ordinary words, not names, in the text of an error
 _NAME = re.compile(r"\w+(\.\w+)*")
 
 FinishReason = Literal["stop", "length", "tool_calls"]
 FINISH_REASONS: dict[str, FinishReason] = {"eos": "stop", "stop": "stop", "length": "length"}
-"""OpenAI's finish reason by that of a GeneratedSequence."""
+"""OpenAI's finish reason by the finish reason of a GeneratedSequence."""
 
 
 def with_names(error: ErrorResponse, names: Mapping[str, str]) -> ErrorResponse:
-    """Return an error with other names of fields, in its text and as ``param``."""
+    """Return an error with fields renamed, in its text and in ``param``."""
     texts = {name: other for name, other in names.items() if name not in _WORDS}
-    message = _NAME.sub(lambda found: texts.get(found[0], found[0]), error.message)
+    message = _NAME.sub(lambda match: texts.get(match[0], match[0]), error.message)
     param = error.param or ""
     first = names.get(param.partition(".")[0], error.param)
     return replace(error, message=message, param=names.get(param, first))
@@ -101,7 +101,7 @@ class PredictedContent(BaseModel):
 
 
 class GenerationBody(ConstraintFields):
-    """Request fields of both endpoints; all other fields are those of DecodingConfig."""
+    """Request fields of both endpoints; any other field is an option of DecodingConfig."""
 
     model_config = ConfigDict(extra="allow", strict=True, json_schema_extra=_describe_options)
     model: str
@@ -128,7 +128,7 @@ class GenerationBody(ConstraintFields):
 
     @property
     def num_top_logprobs(self) -> int | None:
-        """How many of the most probable tokens to return at each position; None: no logprobs."""
+        """Number of most probable tokens to return at each position; None: no log-probabilities."""
         raise NotImplementedError
 
     def own_error(self, error: ErrorResponse) -> ErrorResponse:
@@ -141,15 +141,15 @@ class GenerationBody(ConstraintFields):
         return with_names(error, names)
 
     def decoding_options(self) -> dict[str, Any]:
-        """Return the fields that are options, by the names of DecodingConfig.
+        """Return the fields that are options, under their names in DecodingConfig.
 
-        ``n``, the end-of-sequence tokens and log-probabilities are left to the planner.
+        The planner handles ``n``, the end-of-sequence tokens and log-probabilities.
         ErrorResponse: a field is unknown or not supported, or contradicts another field.
         """
         options = without_neutral(self.model_extra or {})
         if unknown := sorted(set(options) - OPTION_NAMES):
-            known = {*type(self).model_fields, *OPTION_NAMES, *FIELDS}
-            expected = did_you_mean(unknown[0], known) or "; see docs/serving_reference.md"
+            names = {*type(self).model_fields, *OPTION_NAMES, *FIELDS}
+            expected = did_you_mean(unknown[0], names) or "; see docs/serving_reference.md"
             raise bad_request(f"unknown field {unknown[0]!r}{expected}", unknown[0])
         for openai_name in type(self).model_fields:
             value = getattr(self, openai_name)
@@ -170,13 +170,13 @@ class GenerationBody(ConstraintFields):
 def absent_if_none() -> Any:
     """Return the declaration of a field that is left out of the JSON if it is None.
 
-    OpenAI's Python client adds up the events of a stream and would take null for a value.
+    OpenAI's Python client merges the events of a stream and would take null for a value.
     """
     return Field(None, exclude_if=lambda value: value is None)
 
 
 class CompletionTokensDetails(BaseModel):
-    """Tokens of a predicted text that the returned sequences repeat, and those that they do not."""
+    """Numbers of predicted tokens that the returned sequences repeat, and that they do not."""
 
     accepted_prediction_tokens: int
     rejected_prediction_tokens: int
@@ -197,13 +197,13 @@ class CompletionTokensDetails(BaseModel):
 
 
 class PromptTokensDetails(BaseModel):
-    """Tokens of the prompts whose cache rows earlier requests have computed."""
+    """Number of prompt tokens whose cache rows earlier requests have computed."""
 
     cached_tokens: int
 
 
 class Usage(BaseModel):
-    """Tokens of the prompts, and of the returned sequences."""
+    """Numbers of tokens in the prompts and in the returned sequences."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -215,7 +215,7 @@ class Usage(BaseModel):
 class Report(BaseModel):
     """The field ``dsbd``: seed and strategy, to reproduce the request, and its statistics.
 
-    ``requests`` are the seed and the statistics of each engine request, see docs/run.md.
+    ``requests`` has the seed and the statistics of each engine request; see docs/run.md.
     """
 
     seed: int
@@ -224,9 +224,9 @@ class Report(BaseModel):
 
 
 class ChoiceReport(BaseModel):
-    """The field ``dsbd`` of a choice: its score, and under a trie its token ids and items.
+    """The field ``dsbd`` of a choice: its score, and with a trie its token ids and items.
 
-    ``score`` is ``logprob`` / new tokens ** length_penalty; ``items`` is null if there are none.
+    ``score`` is ``logprob`` / new tokens ** length_penalty; ``items`` is null without items.
     """
 
     score: float
@@ -269,8 +269,8 @@ class ScoredToken:
 class TokenPieces:
     """Consecutive tokens, and the text that each adds.
 
-    tops: the most probable tokens at the position of each; None for the first token of a prompt,
-        and for all if the request asks for none.
+    tops: for each token the most probable tokens at its position; None for the first token of a
+        prompt, and for all tokens if the request does not ask for them.
     """
 
     texts: Sequence[str]
@@ -281,13 +281,13 @@ class TokenPieces:
 class ResponseBuilder:
     """The response format of one endpoint: a response in one piece, or the chunks of a stream.
 
-    An endpoint makes the choices (``choice``, or ``first_choice``, ``text_choice``, ``last_choice``
-    of chunks); this class puts them into a response or chunk of the endpoint.
+    An endpoint makes the choices: with ``choice``, or for chunks with ``first_choice``,
+    ``text_choice`` and ``last_choice``. This class puts them into a response or a chunk.
     """
 
     response: type[BaseModel]
     chunk: type[BaseModel]
-    end = "data: [DONE]\n\n"  # of a stream
+    end = "data: [DONE]\n\n"  # last event of a stream
 
     def __init__(self, head: ResponseHead) -> None:
         self._head = head.model_dump()
@@ -298,7 +298,7 @@ class ResponseBuilder:
     def event(
         self, *choices: BaseModel, usage: Usage | None = None, report: Report | None = None
     ) -> str:
-        """Return a server-sent event: a chunk with these choices; ``usage``: so far."""
+        """Return a server-sent event: a chunk with these choices and the usage so far."""
         chunk = self.chunk(**self._head, choices=choices, usage=usage, dsbd=report)
         return f"data: {chunk.model_dump_json()}\n\n"
 

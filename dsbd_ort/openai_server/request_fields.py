@@ -1,8 +1,8 @@
-"""Request fields of OpenAI's and vLLM's clients that do nothing here; none is ignored silently.
+"""Request fields of OpenAI's and vLLM's clients that have no effect here.
 
-A field is accepted if its value changes nothing here, and otherwise refused with the reason. The
-table of docs/serving_reference.md has these and the fields that the bodies declare; options have
-their own names.
+A field is accepted if its value would change nothing, and otherwise refused with the reason; no
+field is ignored silently. The table of docs/serving_reference.md has these fields and the fields
+that the bodies declare. Options have their own names.
 """
 
 import json
@@ -24,7 +24,7 @@ class Unused:
 
 @dataclass(frozen=True)
 class Refused:
-    """A field that is refused, unless its value is null or in ``neutral`` and changes nothing."""
+    """A field that is refused unless its value is null or in ``neutral``, which change nothing."""
 
     reason: str
     neutral: tuple[Any, ...] = ()
@@ -77,11 +77,11 @@ OF_ONE_ENDPOINT: dict[str, tuple[str, tuple[Any, ...]]] = {
     "tool_choice": (_CHAT, ("none", "auto")),
     "parallel_tool_calls": (_CHAT, (True, False)),
 }
-"""The endpoint that has a field, and the values that the other one accepts, as they are neutral."""
+"""By field: the endpoint that has it, and the neutral values that the other endpoint accepts."""
 
 
 def without_neutral(fields: dict[str, Any]) -> dict[str, Any]:
-    """Return undeclared fields that change something; raise ErrorResponse for a refused one."""
+    """Return the undeclared fields that have an effect; raise ErrorResponse for a refused field."""
     left = {}
     for name, value in fields.items():
         field = FIELDS.get(name)
@@ -104,7 +104,7 @@ def without_neutral(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def refusal(name: str, field: Refused) -> ErrorResponse:
-    """Return the response to a value of a field that is not supported."""
+    """Return the response to an unsupported value of a field."""
     allowed = " or ".join(map(json.dumps, field.neutral)) or "null"
     message = (
         f"this value of {name} is not supported: {field.reason}; leave it out or use {allowed}"

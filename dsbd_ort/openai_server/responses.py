@@ -30,7 +30,7 @@ from dsbd_ort.requests.results import GeneratedSequence, GenerationResult, Strea
 from dsbd_runtime.text.stream_decoder import TextWindow
 from dsbd_runtime.text.tokenizer import Tokenizer
 
-_FEW_TOKENS = 16  # whose chunks take at most some milliseconds
+_FEW_TOKENS = 16  # making the chunks of so many tokens takes a few milliseconds at most
 LEAST_LOGPROB = -9999.0
 """Log-probability of an impossible token, as OpenAI returns it: JSON has no infinity."""
 
@@ -42,7 +42,7 @@ Scored = tuple[Sequence[int], Sequence[float | None], Tops | None]
 class TokenTexts:
     """Texts of a growing sequence's tokens; concatenated they are the text of the sequence.
 
-    A character of several tokens belongs to the last of them; the texts of the others are empty.
+    A character that several tokens spell belongs to the last one; the others' texts are empty.
     Tokens are held back until their text is final (see ``stream_decoder``).
     """
 
@@ -57,7 +57,7 @@ class TokenTexts:
     def push(
         self, token_ids: Sequence[int], logprobs: Sequence[float | None], tops: Tops | None = None
     ) -> TokenPieces | None:
-        """Append tokens; return the tokens whose text is final now, None if there are none."""
+        """Append tokens; return the tokens whose text became final, or None."""
         num_certain = 0
         of_each = [None] * len(token_ids) if tops is None else tops
         for token_id, logprob, top in zip(token_ids, logprobs, of_each, strict=True):
@@ -69,7 +69,7 @@ class TokenTexts:
         return self._take(num_certain)
 
     def finish(self) -> TokenPieces | None:
-        """Return the tokens held back, the last one with the rest of the text; None for none."""
+        """Return the tokens held back, the last one with the rest of the text; None if no token."""
         rest = self._end_run(self._window.rest(), is_text=not self._window.unfinished)
         if self._texts:
             self._texts[-1] += rest
@@ -96,9 +96,9 @@ class TokenTexts:
         self._texts.append(text)
 
     def _end_run(self, text: str, *, is_text: bool) -> str:
-        """Give the byte tokens of an ended run their characters of ``text``; return the rest.
+        """Assign the characters of ``text`` to the byte tokens of an ended run; return the rest.
 
-        ``is_text``: whether the run was valid UTF-8; else each of its bytes is one character.
+        is_text: whether the run was valid UTF-8; if not, each of its bytes is one character.
         """
         begin = 0
         for index, completes_character in self._run:
@@ -115,14 +115,14 @@ class TokenTexts:
 
 
 def pieces_of(start: TextWindow, *parts: Scored) -> TokenPieces:
-    """Return the tokens of a whole text, which begins at ``start``, given in parts."""
+    """Return the tokens of a whole text that begins at ``start`` and is given in parts."""
     texts = TokenTexts(start)
     pieces = [*(texts.push(*part) for part in parts), texts.finish()]
-    found = [each for each in pieces if each is not None]
+    nonempty = [each for each in pieces if each is not None]
     return TokenPieces(
-        [text for each in found for text in each.texts],
-        [token for each in found for token in each.tokens],
-        [top for each in found for top in each.tops],
+        [text for each in nonempty for text in each.texts],
+        [token for each in nonempty for token in each.tokens],
+        [top for each in nonempty for top in each.tops],
     )
 
 
@@ -139,7 +139,7 @@ async def full_response(
 ) -> str:
     """Return the best sequences of each prompt as JSON, made in a thread: it may take seconds.
 
-    tokenizer: given for log-probabilities.
+    tokenizer: given if the response has log-probabilities.
     """
     result_by_index = {
         index: event async for index, event in results if isinstance(event, GenerationResult)
@@ -159,7 +159,7 @@ def _whole(
     for prompt_index, prompt_ids in enumerate(plan.prompts):
         of_prompt = in_order[prompt_index * plan.num_samples :][: plan.num_samples]
         scored = of_prompt[0].prompt_logprobs
-        first = prompt_index * plan.num_choices * plan.num_copies  # though there may be fewer
+        first = prompt_index * plan.num_choices * plan.num_copies  # even if fewer are returned
         for index, sequence in enumerate(_returned(plan, of_prompt), first):
             num_new_tokens += 0 if plan.drops_new_tokens else len(sequence.token_ids)
             returned.append(sequence)
@@ -194,7 +194,7 @@ def _choice_pieces(
     scored: PromptLogprobs | None,
     tokenizer: Tokenizer,
 ) -> TokenPieces:
-    """Return the tokens of a choice: those of the prompt if it is ``scored``, then the new ones.
+    """Return the tokens of a choice: with ``scored`` the prompt's tokens, then the new tokens.
 
     Both are one text: a character that begins in the prompt belongs to the token that ends it.
     """
@@ -232,7 +232,7 @@ async def streamed_events(
     options: StreamOptions,
     named: Callable[[ErrorResponse], ErrorResponse],
 ) -> AsyncIterator[str]:
-    """Yield the server-sent events of a response; arguments as those of ``full_response``.
+    """Yield the server-sent events of a response; the arguments are those of ``full_response``.
 
     named: returns an error with the names of the client's fields.
     """
@@ -261,8 +261,8 @@ async def streamed_events(
 class _ChoiceStreams:
     """The chunks of all choices of a stream.
 
-    An engine request with one sequence streams it, once for every copy. If it has several, neither
-    they nor their number are known before the end: each is then sent whole.
+    An engine request that returns one sequence streams it, once for every copy. If it returns
+    several, the sequences and their number are known only at the end: each is then sent whole.
     """
 
     def __init__(
@@ -289,7 +289,7 @@ class _ChoiceStreams:
         self.returned: list[GeneratedSequence] = []
 
     def first_chunks(self) -> Iterator[str]:
-        """Yield the chunks that begin the choices of requests that return a fixed number."""
+        """Yield the chunks that begin the choices of requests that return one sequence."""
         for request_index in range(len(self._plan.configs)):
             if self._is_streamed(request_index):
                 for index in self._choices(request_index):
@@ -361,7 +361,7 @@ def _usage(
     returned: Sequence[GeneratedSequence] = (),
     num_cached: int = 0,
 ) -> Usage:
-    """Return the usage; ``returned``: the sequences that have ended."""
+    """Return the usage; ``returned``: the returned sequences that have ended."""
     return Usage(
         prompt_tokens=plan.num_prompt_tokens,
         completion_tokens=num_new_tokens,

@@ -23,8 +23,8 @@ _LAST_RESPONSES_S = 2  # for the responses to cancelled requests to reach their 
 def listening_socket(host: str, port: int, *, stuck_after_s: float) -> socket.socket:
     """Return a bound socket; port 0 picks a free one. ServingError: the address cannot be bound.
 
-    On Linux the kernel drops a connection whose client acknowledges no data for
-    ``stuck_after_s``: it has vanished, or stopped reading.
+    On Linux the kernel drops a connection if the client acknowledges no data for
+    ``stuck_after_s``, because it has vanished or stopped reading.
     """
     check_seconds("stuck_after_s", stuck_after_s)
     listener = None
@@ -50,8 +50,8 @@ class GracefulServer(uvicorn.Server):
     """Drains on the first signal, cancels on the second; a third one does not wait.
 
     While requests finish, the server still listens, so that /ready can return 503. After
-    ``shutdown_timeout_s``, or a second signal, the requests left are cancelled, and their clients
-    get an error. Clients that do not read it soon are disconnected.
+    ``shutdown_timeout_s``, or a second signal, the remaining requests are cancelled, and their
+    clients get an error. Clients that do not read the error soon are disconnected.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class GracefulServer(uvicorn.Server):
                 server_header=False,
                 proxy_headers=False,
                 timeout_keep_alive=idle_timeout_s,
-                timeout_graceful_shutdown=_LAST_RESPONSES_S + 1,  # then it cancels tasks
+                timeout_graceful_shutdown=_LAST_RESPONSES_S + 1,  # then uvicorn cancels tasks
                 limit_concurrency=max_connections,
             )
         )
@@ -121,7 +121,7 @@ class GracefulServer(uvicorn.Server):
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Wait a little until clients have read their responses, then disconnect the others."""
+        """Give clients a short time to read their responses, then disconnect all."""
         after_s = 0 if self.force_exit else _LAST_RESPONSES_S
         disconnecting = asyncio.get_running_loop().call_later(after_s, self._disconnect_all)
         await super().shutdown(sockets)
@@ -135,7 +135,7 @@ class GracefulServer(uvicorn.Server):
 
 
 class _Cancellable:
-    """Ends without an exception if its task is cancelled: uvicorn would log a traceback."""
+    """Ends without an exception if its task is cancelled, for which uvicorn logs a traceback."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

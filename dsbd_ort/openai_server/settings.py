@@ -22,17 +22,17 @@ class ServingSettings:
         keys: accepted ``ApiKeys``; None for no authentication.
         shows_docs: whether to serve /docs, a page that loads its scripts from elsewhere.
         keys_everywhere: whether /health, /ready and /metrics require a key as well.
-        max_prompt_tokens: of one prompt; None for the context length.
-        max_new_tokens: of one sequence; None for as many as the context holds.
+        max_prompt_tokens: tokens of one prompt; None for the context length.
+        max_new_tokens: tokens of one sequence; None for as many as the context holds.
         max_beams: limit of num_beams and of joint_beams.
         max_draft_nodes: candidates of one drafted forest, over all draft layers.
         max_best_of: limit of n and of best_of.
-        max_audio_s: seconds of one audio: memory for its samples, 64 kB each.
+        max_audio_s: seconds of one audio; each second takes 64 kB of memory for its samples.
         fetches_urls: whether pictures of chats may be http and https URLs, see MediaFetcher.
-        defaults: options of requests that leave them out, see ServerDefaults.
+        defaults: options for requests that leave them out, see ServerDefaults.
         tries: tries that requests may name, see dsbd_ort.TokenTrie.
-        tool_template: whether tools are plain text (``PLAIN``) or refused (``OWN``), if the model's
-            own chat template has no known form of tools.
+        tool_template: if the model's chat template does not support tools: ``PLAIN`` offers them
+            as plain text, ``OWN`` refuses them.
         request_timeout_s: from the arrival of a request to its last token, including the queue.
     """
 

@@ -1,4 +1,4 @@
-"""Constraints of a request: OpenAI's response_format, vLLM's structured_outputs, our own field."""
+"""Constraints in a request: OpenAI's response_format, vLLM's structured_outputs, ``constraint``."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
@@ -13,7 +13,7 @@ from dsbd_ort.openai_server.errors import ErrorResponse, bad_request
 
 
 class SchemaFormat(BaseModel):
-    """The schema of a response format; ``strict`` or not, every answer follows it."""
+    """The schema of a response format; every answer follows it, ``strict`` or not."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
     name: str | None = None
@@ -49,9 +49,9 @@ class ResponseFormat(BaseModel):
 
 
 class StructuredOutputs(BaseModel):
-    """vLLM's ``structured_outputs``: one of the first five.
+    """vLLM's ``structured_outputs``: exactly one of the first five fields.
 
-    ``disable_any_whitespace`` is true here unless a request says false.
+    The default of ``disable_any_whitespace`` is true here.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -94,8 +94,8 @@ class ConstraintFields(BaseModel):
         return bool(self.given_constraints())
 
     def given_constraints(self) -> dict[str, dict[str, Any]]:
-        """Return each constraint that is given as plain data, by its field."""
-        own: dict[str, Any] = {
+        """Return the constraints that are given, as plain data, by their fields."""
+        data_by_field: dict[str, Any] = {
             "response_format": self.response_format and self.response_format.constraint(),
             "structured_outputs": self.structured_outputs and self.structured_outputs.constraint(),
             "guided_json": _of("json_schema", self.guided_json),
@@ -104,7 +104,7 @@ class ConstraintFields(BaseModel):
             "guided_grammar": _of("grammar", self.guided_grammar),
             "constraint": self.constraint,
         }
-        return {field: data for field, data in own.items() if data is not None}
+        return {field: data for field, data in data_by_field.items() if data is not None}
 
 
 def _of(kind: str, value: object) -> dict[str, Any] | None:
@@ -118,7 +118,7 @@ def read_constraint(
 ) -> Any:
     """Return the constraint of a request, None without one; raise ErrorResponse for several.
 
-    given: the constraint, or its plain data, by the field that gives it.
+    given: by field, the constraint that it gives, or its plain data.
     bind: raises a ConstraintError if the model cannot follow a constraint.
     """
     if len(given) > 1:
@@ -144,8 +144,8 @@ def read_constraint(
 def _named_trie(name: str, tries: Mapping[str, TokenTrie]) -> TokenTrie:
     if name in tries:
         return tries[name]
-    known = f"expected one of {', '.join(sorted(tries))}" if tries else "this server has none"
-    raise ConstraintError(f"constraint has trie {name!r}; {known} (dsbd-serve --trie NAME=FILE)")
+    expected = f"expected one of {', '.join(sorted(tries))}" if tries else "this server has none"
+    raise ConstraintError(f"constraint has trie {name!r}; {expected} (dsbd-serve --trie NAME=FILE)")
 
 
 def contradiction(tool_choice: str, given: Mapping[str, Any]) -> ErrorResponse:

@@ -3,8 +3,8 @@
 choice                 the answer's text                                       constraint
 a named function       its arguments, as JSON                                  its schema
 required               [{"name":"...","arguments":{...}}, ...]                 all schemas
-auto                   any text; calls as the chat template or plain_tools.py  none
-                       asks for them
+auto                   any text; calls in the format that the chat template    none
+                       or plain_tools.py prescribes
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from dsbd_ort.openai_server.plain_tools import CALL_BEGINS, CALL_ENDS
 from dsbd_runtime.typed_json import json_from_text
 
 MOST_CALLS = 16
-"""Calls of one answer with tool_choice "required": a model must not go on forever."""
+"""Limit of calls in one answer with tool_choice "required": a model must not go on forever."""
 
 
 class FunctionBody(BaseModel):
@@ -70,9 +70,10 @@ ToolChoice = Literal["none", "auto", "required"] | NamedChoice
 
 @dataclass
 class Addition:
-    """Part of an answer's message, read from some more text.
+    """Part of an answer's message, read from the next text.
 
-    calls: (index of the call, its name in its first part, more of its arguments).
+    calls: (index of the call, its name in its first part else None, the next text of its
+        arguments).
     """
 
     content: str = ""
@@ -83,7 +84,7 @@ class Addition:
 class ToolUse:
     """How the tools of a request are used; ``constraint`` None: the answer is any text.
 
-    names: of the functions; of a named choice, the one name.
+    names: names of the functions; for a named choice only its name.
     """
 
     choice: Literal["auto", "required", "named"]
@@ -104,7 +105,7 @@ def new_call_id() -> str:
 def tool_use(
     tools: Sequence[Tool], choice: ToolChoice | None, *, parallel: bool, auto_fault: str | None
 ) -> ToolUse | None:
-    """Return how a request uses its tools, None if it uses none; raise ErrorResponse for a fault.
+    """Return how a request uses its tools, None if it uses no tools; ErrorResponse: invalid.
 
     choice: its ``tool_choice``; None is "auto" if there are tools.
     parallel: whether one answer may have several calls.
@@ -116,8 +117,10 @@ def tool_use(
     if isinstance(choice, NamedChoice):
         name = choice.function.name
         if name not in names:
-            known = ", ".join(names) or "none, as tools is empty"
-            raise bad_request(f"tool_choice names {name!r}; expected one of {known}", "tool_choice")
+            expected = ", ".join(names) or "none, as tools is empty"
+            raise bad_request(
+                f"tool_choice names {name!r}; expected one of {expected}", "tool_choice"
+            )
         return ToolUse("named", (name,), _arguments(tools[names.index(name)]))
     if choice == "required" and not tools:
         raise bad_request("tool_choice is required, but tools is empty; add a tool", "tool_choice")
@@ -125,8 +128,8 @@ def tool_use(
         return None
     if choice == "required":
         functions = tuple((tool.function.name, _arguments(tool)) for tool in tools)
-        most = MOST_CALLS if parallel else 1
-        return ToolUse("required", names, FunctionCalls(functions, most))
+        max_calls = MOST_CALLS if parallel else 1
+        return ToolUse("required", names, FunctionCalls(functions, max_calls))
     if auto_fault is not None:
         raise bad_request(
             f"tool_choice auto is not supported: {auto_fault}; use required, a function's name, or "
@@ -138,7 +141,7 @@ def tool_use(
 
 
 def auto_fault(template: str | None, tag_is_text: bool) -> str | None:
-    """Return why calls cannot be distinguished from text; None: they can.
+    """Return why calls cannot be distinguished from text, None if they can.
 
     tag_is_text: whether the tokenizer keeps the tag that begins a call as text.
     """
@@ -156,11 +159,11 @@ def auto_fault(template: str | None, tag_is_text: bool) -> str | None:
 
 
 def _arguments(tool: Tool) -> JsonSchema:
-    """Return the schema of a function's arguments; without ``parameters``, of an empty object."""
+    """Return the schema of a function's arguments; without ``parameters``: an empty object."""
     parameters = tool.function.parameters
     if not parameters:
         return JsonSchema({"type": "object", "additionalProperties": False})
-    kind = parameters.get("type", "object")  # absent: that of its $ref, allOf, properties, ...
+    kind = parameters.get("type", "object")  # if absent, $ref, allOf, properties, ... imply it
     if kind != "object" and not (isinstance(kind, list) and "object" in kind):
         raise bad_request(
             f"the parameters of {tool.function.name} are of type {kind!r}; expected a schema of "
@@ -191,8 +194,8 @@ _HEAD = re.compile(r'"name":"([^"]*)","arguments":')
 class _CallList:
     def __init__(self) -> None:
         self._num_calls = 0
-        self._head = ""  # of the text between two arguments
-        self._depth: int | None = None  # of brackets within arguments; None between calls
+        self._head = ""  # the text so far between the arguments of two calls
+        self._depth: int | None = None  # depth of brackets in arguments; None between calls
         self._in_string = self._is_escaped = False
 
     def push(self, text: str) -> Addition:
@@ -242,8 +245,8 @@ class _CallList:
 class _TaggedCalls:
     """Any text with calls between tags, as Hermes and Qwen write them.
 
-    A call is JSON; a tag inside its strings is text. If the text between two tags is not a call of
-    a known function, it is text up to the first closing tag, tags included.
+    A call is JSON; a tag inside its strings is text. If the text between two tags does not call a
+    known function, it stays text up to the first closing tag, including both tags.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
@@ -316,7 +319,7 @@ class _TaggedCalls:
 
 
 CallReader = _Arguments | _CallList | _TaggedCalls
-"""Reads the calls of one answer, piece of text by piece; ``finish`` returns the rest."""
+"""Reads the calls of one answer from successive pieces of text; ``finish`` returns the rest."""
 
 
 def _overlap(text: str, tag: str) -> int:

@@ -45,12 +45,12 @@ _OF_HTTP = {
 
 
 def _list(name: str) -> AliasChoices:
-    """Return both names of a field that may be repeated, as OpenAI accepts both."""
+    """Return both names of a field that may be repeated: OpenAI accepts both."""
     return AliasChoices(f"{name}[]", name)
 
 
 class SpeechForm(BaseModel):
-    """The fields of a request; those below ``stream`` are not OpenAI's."""
+    """The fields of a request; the fields after ``stream`` are not OpenAI's."""
 
     model_config = ConfigDict(extra="forbid")
     file: UploadFile
@@ -88,7 +88,7 @@ class SpeechForm(BaseModel):
     def check(self, settings: ServingSettings, speech: SpeechEntry | None) -> None:
         """Raise ErrorResponse for fields that this server or its model does not support.
 
-        ``speech``: of an encoder-decoder; other models write no times.
+        speech: the entry of a speech encoder-decoder; None for other models, which write no times.
         """
         if speech is None:
             self._check_without_times()
@@ -149,7 +149,7 @@ class SpeechForm(BaseModel):
                 )
 
     def options(self, task: str, defaults: Mapping[str, Any], *, has_times: bool) -> dict[str, Any]:
-        """Return the keywords of ``Pipeline.transcribe``; ``defaults``: those of the server."""
+        """Return keywords for ``Pipeline.transcribe``; ``defaults``: the server's options."""
         given = {name: value for name, value in self if name not in _OF_HTTP and value is not None}
         options = {**defaults, **given, "task": task}
         if self.prompt:
@@ -180,7 +180,7 @@ class TranscribedText(BaseModel):
 class TranscriptionHandler:
     """Responds to requests with audio; at most ``max_requests`` audios are decoded at a time.
 
-    The others wait as the bytes that were sent.
+    The other audios wait as the bytes that the clients sent.
     """
 
     def __init__(
@@ -249,8 +249,8 @@ async def in_place(
 ) -> T:
     """Return the result of ``work``, which runs in a thread once a place is free.
 
-    ``work`` receives a function that returns whether the request has ended (``on_end`` was closed):
-    it should stop then. The place is released when both have ended.
+    ``work`` receives a function that returns whether the request has ended (``on_end`` was closed);
+    ``work`` should stop then. The place is released when both have ended.
     """
 
     def release(done: asyncio.Future[T]) -> None:
@@ -277,7 +277,7 @@ class _Transcription:
         self._is_over = False
 
     async def begin(self, samples: Samples, options: dict[str, Any]) -> None:
-        """Submit the audio; in a thread, because its options are checked."""
+        """Submit the audio, in a thread, because checking its options takes time."""
 
         def submit() -> None:
             live = self._service.submit_audio(samples, options, self.received.put)
@@ -297,7 +297,7 @@ class _Transcription:
             self._live.cancel()
 
     async def events(self) -> AsyncIterator[Segment | Transcript]:
-        """Yield the segments and the transcript; raise ErrorResponse if it fails or is too late."""
+        """Yield the segments, then the transcript; ErrorResponse: it failed, or it timed out."""
         while not self._is_over:
             event = await self.received.get()
             if not isinstance(event, Segment):
