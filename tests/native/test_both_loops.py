@@ -18,7 +18,7 @@ from dsbd_ort.decoding.errors import DecodingError
 from dsbd_ort.decoding.native_decoder import EitherDecoder, NativeDecoder, obstacle
 from dsbd_ort.decoding.whole_requests import decoded_alone, decoded_together
 from tests.decoding.tables import all_tokens, mixed_table, random_table, request_on
-from tests.native.law_cases import PORTABLE
+from tests.native.table_requests import PORTABLE
 
 pytest.importorskip("dsbd_ort_native", reason="pip install ./native/python")
 

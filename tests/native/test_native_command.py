@@ -4,7 +4,9 @@ import json
 import re
 import shutil
 import subprocess
+import zlib
 
+import numpy as np
 import pytest
 
 from dsbd_ort import Pipeline, TokenTrie
@@ -210,6 +212,41 @@ def test_a_trie(native_build, tiny_bundle, tiny_pipe, tmp_path):
         assert refused.returncode == 2 and f"token {eos} {where}" in refused.stderr
         with pytest.raises(ConstraintError, match=f"token {eos} {where}"):
             tiny_pipe.generate([1], constraint=constraint, eos_token_id=eos)
+
+
+SEAL_BYTES = 132  # of a trie's file
+
+
+def sealed(content: bytes) -> bytes:
+    """Return a trie's file whose checksum is right again."""
+    crc = zlib.crc32(content[:-SEAL_BYTES])
+    return content[:-4] + crc.to_bytes(4, "little")
+
+
+def test_damaged_tries_are_refused(native_build, tiny_bundle, tmp_path):
+    file = tmp_path / "items.trie"
+
+    def refusal_of(content: bytes) -> str:
+        file.write_bytes(content)
+        options = with_options(constraint={"trie": str(file)})
+        done = run(native_build, tiny_bundle.path, "--ids", "1", *options)
+        assert done.returncode == 2
+        return done.stderr
+
+    TokenTrie.from_sequences([[1, 2], [1, 3], [4]]).save(file)
+    good = file.read_bytes()
+    rng = np.random.default_rng(0)
+    damaged = [good[:size] for size in (0, 5, 130, 140, 300, len(good) - 1)]
+    for place in rng.integers(len(good), size=15):
+        changed = bytearray(good)
+        changed[place] ^= int(rng.integers(1, 256))
+        damaged.append(bytes(changed))
+    for content in damaged:
+        assert "save it again" in refusal_of(content)
+    version = good.replace(b"\x02\0\0\0\0\0\0\0", b"\x03\0\0\0\0\0\0\0", 1)
+    assert "begins with" in refusal_of(version)
+    offsets = sealed(good.replace(b"\x04\0\0\0", b"\x09\0\0\0"))
+    assert "do not form a trie" in refusal_of(offsets)
 
 
 @pytest.fixture(scope="module")

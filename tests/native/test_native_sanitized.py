@@ -11,7 +11,7 @@ from scripts.debian_packages import Unavailable
 from scripts.native_packages import prefix
 from tests.made_once import made_once
 from tests.native.conftest import ROOT, build
-from tests.native.law_cases import PORTABLE
+from tests.native.table_requests import PORTABLE
 
 FOLDER = ROOT / "tests" / "native"
 OPTIONS = {
@@ -20,7 +20,7 @@ OPTIONS = {
     "UBSAN_OPTIONS": "print_stacktrace=1",
 }
 TESTS = (
-    *("laws", "options", "drafts", "tokenizers", "bundle", "engine", "text", "programs"),
+    *("options", "drafts", "tokenizers", "bundle", "engine", "text", "programs"),
     *("command.py::test_documented_commands", "command.py::test_a_trie"),
     "memcheck.py::test_a_thousand_requests_of_eight_threads",
 )

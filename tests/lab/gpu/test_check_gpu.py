@@ -17,7 +17,7 @@ from lab.gpu.environment import (
     variables,
     wheel_names,
 )
-from lab.gpu.families import cases
+from lab.gpu.families import Case, cases, difference
 from lab.gpu.report import BITS_COLUMNS
 from lab.gpu.runner import PieceError, Runner
 from lab.gpu.settings import ROOT, Settings, subjects
@@ -43,6 +43,13 @@ def test_every_piece_runs_on_the_cpu_and_is_not_run_twice(tiny_bundle, tmp_path)
     assert done.stdout.rstrip().rsplit("\n", 1)[1].startswith("To take for tiny: padding to ")
     again = lab_run("gpu", *arguments, "--only", "parity-*", "--only", "bench-tiny")
     assert again.stdout.splitlines()[:2] == ["parity-tiny: done before", "bench-tiny: done before"]
+
+
+def test_a_family_is_compared_with_the_cpu_or_has_a_reason():
+    same = difference(Case(family="llama", dtype="fp32"), "cpu")
+    assert same == {"case": "llama fp32", "dtype": "fp32", "difference": 0.0, "reason": ""}
+    refused = difference(Case(family="llama", dtype="fp32"), "cuda")
+    assert refused["difference"] is None and "cuda" in refused["reason"]
 
 
 def test_without_a_gpu_it_says_what_is_missing(tmp_path):
