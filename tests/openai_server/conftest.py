@@ -1,7 +1,7 @@
 """Servers over the tiny bundle, and the pipeline whose tokens theirs must be."""
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +9,9 @@ import openai
 import pytest
 
 from dsbd_ort import Pipeline
-from dsbd_ort.engine import Service, ServiceLimits
+from dsbd_ort.engine import ServiceLimits
 from dsbd_runtime.bundle_files.bundle import Bundle
-from tests.openai_server.running_server import MODEL, RunningServer, running_server
+from tests.openai_server.running_server import MODEL, RunningServer, served_bundle
 from tests.runtime.bundle_edits import with_files
 
 CHAT_TEMPLATE = (
@@ -69,18 +69,25 @@ def pipeline(chat_bundle: Path) -> Iterator[Pipeline]:
 def serve(chat_bundle: Path) -> Serve:
     """Start a server of one's own: its limits, and those of its service."""
 
-    @contextmanager
     def started(
         limits: ServiceLimits | None = None, bundle: Path = chat_bundle, **settings: Any
-    ) -> Iterator[RunningServer]:
-        with (
-            Pipeline.from_bundle(bundle, num_threads=1) as opened,
-            Service(opened, limits) as service,
-            running_server(service, **settings) as server,
-        ):
-            yield server
+    ) -> AbstractContextManager[RunningServer]:
+        return served_bundle(bundle, limits, **settings)
 
     return started
+
+
+@pytest.fixture(scope="module")
+def tool_server(serve: Serve, tool_bundle: Path) -> Iterator[RunningServer]:
+    """A server whose template reads tools and calls."""
+    with serve(bundle=tool_bundle) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def tool_client(tool_server: RunningServer) -> Iterator[openai.OpenAI]:
+    with tool_server.client() as client:
+        yield client
 
 
 @pytest.fixture(scope="session")

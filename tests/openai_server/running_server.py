@@ -6,13 +6,16 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import httpx2
 import openai
+import pytest
 from starlette.types import ASGIApp
 
-from dsbd_ort.engine import Service
+from dsbd_ort import Pipeline
+from dsbd_ort.engine import Service, ServiceLimits
 from dsbd_ort.openai_server.app import create_app
 from dsbd_ort.openai_server.generation import Gate
 from dsbd_ort.openai_server.server import GracefulServer, listening_socket
@@ -81,3 +84,35 @@ def running_server(
             gate.drain()
             thread.join(30)
             assert not thread.is_alive()
+
+
+@contextlib.contextmanager
+def served_bundle(
+    bundle: Path, limits: ServiceLimits | None = None, **settings: Any
+) -> Iterator[RunningServer]:
+    """Serve a bundle until the end of the block; ``settings``: of ``running_server``."""
+    with (
+        Pipeline.from_bundle(bundle, num_threads=1) as opened,
+        Service(opened, limits) as service,
+        running_server(service, **settings) as server,
+    ):
+        yield server
+
+
+@contextlib.contextmanager
+def client_of(bundle: Path, **settings: Any) -> Iterator[openai.OpenAI]:
+    """Serve a bundle; return a client that waits for models that read sounds or pictures."""
+    with (
+        served_bundle(bundle, **settings) as server,
+        server.client().with_options(timeout=300) as client,
+    ):
+        yield client
+
+
+def refused(call: Any, **arguments: Any) -> dict[str, Any]:
+    """Return the error of a call of the client that is refused in one line."""
+    with pytest.raises(openai.BadRequestError) as raised:
+        call(model=MODEL, **arguments)
+    error = cast(dict[str, Any], raised.value.body)
+    assert "\n" not in error["message"]
+    return error

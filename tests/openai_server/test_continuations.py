@@ -1,13 +1,17 @@
-"""Continuations over HTTP with tokenizers whose decoders drop the space before a text."""
+"""Texts of single tokens, and continuations with decoders that drop the space before a text."""
 
 from dataclasses import dataclass
 
+import numpy as np
 import openai
 import pytest
 import tokenizers
 
+from dsbd_ort.openai_server.responses import TokenTexts
+from dsbd_runtime.text.stream_decoder import REPLACEMENT, TextWindow
 from tests.continuations import ANSWER, PROMPT, answered_by, prompt_and_answer, write_bundle
 from tests.openai_server.running_server import MODEL
+from tests.runtime.tokenizer_kinds import TEXTS
 
 TAGGED = {"constraint": {"trie": "answer"}}
 
@@ -62,24 +66,6 @@ def test_tokens_and_offsets_have_the_space(served, fields):
     assert tokens[-len(served.answer)].startswith(" ")
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_stop_string_with_the_space(served, stream):
-    choices = served.completed(stream=stream, stop=" words", echo=True)
-    assert "".join(choice.text for choice in choices) == f"{PROMPT} the"
-
-
-def test_a_chosen_text_is_a_choice(served):
-    fields = {"guided_choice": [" the", " words"], "n": 3}
-    try:
-        found = served.client.completions.create(
-            model=MODEL, prompt=PROMPT, seed=2, extra_body=fields
-        )
-    except openai.BadRequestError as error:
-        assert "grammars cannot use this tokenizer" in str(error)
-        return
-    assert {choice.text for choice in found.choices} <= {" the", " words"}
-
-
 def test_bytes_of_a_chat_have_the_space(served):
     """The first token of an answer is named as it is among the most probable."""
     found = served.client.chat.completions.create(
@@ -93,3 +79,41 @@ def test_bytes_of_a_chat_have_the_space(served):
     assert found.choices[0].message.content == ANSWER
     assert b"".join(bytes(token.bytes) for token in tokens).decode() == ANSWER
     assert "".join(token.token for token in tokens) == ANSWER
+
+
+def pushed(tokenizer, groups):
+    """The pieces of every push and of the end, each a list of texts."""
+    texts, logprob, pieces = TokenTexts(TextWindow(tokenizer)), 0.0, []
+    for group in groups:
+        logprobs = [logprob - index for index in range(len(group))]
+        logprob -= len(group)
+        pieces.append(texts.push(group, logprobs))
+    pieces.append(texts.finish())
+    found = [each.logprob for piece in pieces if piece for each in piece.tokens]
+    assert found == [-float(index) for index in range(len(found))]
+    return [list(piece.texts) if piece else [] for piece in pieces]
+
+
+def test_texts_of_tokens_are_the_text(any_tokenizer):
+    tokenizer = any_tokenizer
+    rng = np.random.default_rng(0)
+    random_ids = [rng.integers(0, tokenizer.vocab_size + 1, 30).tolist() for _ in range(20)]
+    for ids in (*map(tokenizer.encode, TEXTS), *random_ids):
+        for groups in ([[i] for i in ids], [ids], [ids[:3], ids[3:]]):
+            texts = [text for piece in pushed(tokenizer, groups) for text in piece]
+            assert "".join(texts) == tokenizer.decode(ids) and len(texts) == len(ids)
+
+
+def test_a_character_belongs_to_the_token_that_completes_it(llama_2):
+    ids = llama_2.encode("aé😀 b")
+    texts = [text for piece in pushed(llama_2, [ids]) for text in piece]
+    assert texts == ["a", "é", "", "", "", "😀", " b"]
+
+
+def test_tokens_of_a_run_of_bytes_wait_for_its_end(llama_2):
+    a, _, *emoji, b = llama_2.encode("aé😀 b")
+    assert pushed(llama_2, [[a], emoji, [b]]) == [["a"], [], ["", "", "", "😀", " b"], []]
+    assert pushed(llama_2, [[a], emoji]) == [["a"], [], ["", "", "", "😀"]]
+    assert pushed(llama_2, [emoji[:2], [b]]) == [[], [REPLACEMENT, REPLACEMENT, " b"], []]
+    assert pushed(llama_2, [emoji[:2]]) == [[], [REPLACEMENT, REPLACEMENT]]
+    assert pushed(llama_2, [emoji[:2], emoji]) == [[], [REPLACEMENT] * 6, []]

@@ -128,13 +128,3 @@ def test_answers_are_as_long_as_the_context_allows_unless_told(
     assert found["usage"]["prompt_tokens"] == 6
     assert found["usage"]["completion_tokens"] == num_tokens
     assert found["choices"][0]["finish_reason"] == "length"
-
-
-def test_min_length_of_the_model_counts_the_prompt(serve, chat_bundle, tmp_path):
-    text = json.dumps({"min_length": 26})
-    bundle = with_files(chat_bundle, tmp_path / "bundle", {"generation_config.json": text})
-    with serve(bundle=bundle) as server:
-        for fields, least in (({}, 20), ({"min_tokens": 3}, 3)):
-            found = answer(server, eos_token_id=5, logit_bias={"5": 90}, max_tokens=40, **fields)
-            assert found["usage"]["prompt_tokens"] == 6
-            assert found["usage"]["completion_tokens"] == least + 1

@@ -7,7 +7,6 @@ import threading
 import time
 
 import httpx2
-import openai
 import pytest
 
 from dsbd_ort import StreamPiece
@@ -58,8 +57,8 @@ def test_an_engine_that_fails(pipeline, caplog, error, status, code, stream):
         answer = httpx2.post(f"{server.url}/v1/completions", json={**BODY, "stream": stream})
     if stream:
         assert answer.status_code == 200  # it had begun
-        *_, last, done = answer.text.strip().split("\n\n")
-        assert done == "data: [DONE]"
+        first, last, done = answer.text.strip().split("\n\n")
+        assert '"text":"AB"' in first.replace('": "', '":"') and done == "data: [DONE]"
         found = json.loads(last.removeprefix("data: "))["error"]
     else:
         assert answer.status_code == status
@@ -90,18 +89,6 @@ def test_a_service_closed_by_its_owner_is_not_ready(pipeline):
         server.service.close()
         for path in ("/ready", "/health"):
             assert httpx2.get(f"{server.url}{path}").status_code == 503
-
-
-def test_the_client_raises_what_ends_a_stream(pipeline):
-    with (
-        running_server(ScriptedService(pipeline, lambda: iter([STEP, EngineError("x")]))) as server,
-        server.client() as client,
-    ):
-        texts = []
-        with pytest.raises(openai.APIError, match="the engine failed"):
-            for part in client.completions.create(**BODY, stream=True):
-                texts.append(part.choices[0].text)
-        assert texts == ["AB"]
 
 
 def test_a_full_queue_is_a_429_and_takes_none_of_them(pipeline):

@@ -24,12 +24,6 @@ TOOLS = [
 EVENT = pydantic.TypeAdapter(ResponseStreamEvent)
 
 
-@pytest.fixture(scope="module")
-def tool_client(serve, tool_bundle):
-    with serve(bundle=tool_bundle) as server, server.client() as client:
-        yield client
-
-
 def events_of(server, **fields):
     """Return the events of a stream, each checked against OpenAI's own types."""
     answer = server.http.post("/v1/responses", json={**FIELDS, "stream": True, **fields})

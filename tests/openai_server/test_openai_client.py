@@ -1,7 +1,9 @@
 """The official client against the server: what it gets is what the pipeline gives."""
 
 import collections
+from concurrent.futures import ThreadPoolExecutor
 
+import httpx2
 import openai
 import pytest
 
@@ -234,3 +236,43 @@ def test_a_bundle_without_a_chat_template_says_so(serve, tiny_bundle):
 def test_the_clients_url_has_no_other_spelling(server):
     with pytest.raises(openai.NotFoundError):
         openai.OpenAI(base_url=f"{server.url}//v1", api_key="x", max_retries=0).models.list()
+
+
+STRATEGIES = (
+    {},
+    {"strategy": "dsbd", "num_beams": 2, "width_policy": "fixed"},
+    {"strategy": "speculative", "draft_length": 3},
+    {"strategy": "beam-sample", "num_beams": 3, "top_k": 20},
+    {"strategy": "speculative-beam-search", "num_beams": 3},
+)
+BODIES = [
+    {
+        "model": MODEL,
+        "prompt": f"def f_{number}(" + "x, " * (number % 7),
+        "seed": number,
+        "max_tokens": 6 + number % 5,
+        "logprobs": 0,
+        **STRATEGIES[number % len(STRATEGIES)],
+    }
+    for number in range(50)
+]
+
+
+@pytest.mark.parametrize("num_clients", [1, 8])
+def test_fifty_prompts_alone_or_with_others_get_the_tokens_of_the_pipeline(
+    server, pipeline, num_clients
+):
+    with (
+        httpx2.Client(base_url=server.url, timeout=60) as http,
+        ThreadPoolExecutor(num_clients) as threads,
+    ):
+        answers = list(threads.map(lambda body: http.post("/v1/completions", json=body), BODIES))
+    for body, answer in zip(BODIES, answers, strict=True):
+        assert answer.status_code == 200, answer.text
+        options = {name: body[name] for name in body if name not in ("model", "prompt", "logprobs")}
+        options["max_new_tokens"] = options.pop("max_tokens")
+        wanted = pipeline.generate(body["prompt"], **options).sequences
+        for choice, sequence in zip(answer.json()["choices"], wanted, strict=True):
+            assert choice["text"] == sequence.text
+            logprobs = choice["logprobs"]["token_logprobs"]
+            assert logprobs == pytest.approx(sequence.token_logprobs, abs=1e-5)

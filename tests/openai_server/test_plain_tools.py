@@ -126,61 +126,55 @@ def rendered(messages):
     return f"{''.join(lines)}assistant:"
 
 
-@pytest.fixture(scope="module")
-def plain_client(serve):
-    with serve() as server, server.client() as client:
-        yield client
-
-
 def is_length_of(number, text):
     return number in (len(text), len(text) + 1)  # with a begin token
 
 
 @pytest.mark.parametrize("choice", [{}, {"tool_choice": "auto"}, {"tool_choice": "required"}])
-def test_tools_are_offered_by_a_template_without_them(plain_client, choice):
-    found = num_prompt_tokens(plain_client, [user("u")], tools=TOOLS, max_tokens=600, **choice)
+def test_tools_are_offered_by_a_template_without_them(client, choice):
+    found = num_prompt_tokens(client, [user("u")], tools=TOOLS, max_tokens=600, **choice)
     assert is_length_of(found, rendered([system(OFFER), user("u")]))
 
 
-def test_without_their_use_nothing_is_offered(plain_client):
-    bare = num_prompt_tokens(plain_client, [user("u")])
+def test_without_their_use_nothing_is_offered(client):
+    bare = num_prompt_tokens(client, [user("u")])
     assert is_length_of(bare, rendered([user("u")]))
-    assert num_prompt_tokens(plain_client, [user("u")], tools=TOOLS, tool_choice="none") == bare
+    assert num_prompt_tokens(client, [user("u")], tools=TOOLS, tool_choice="none") == bare
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_an_answer_without_a_call_is_text(plain_client, stream):
+def test_an_answer_without_a_call_is_text(client, stream):
     common = {"model": MODEL, "max_tokens": 8, "tools": TOOLS, "seed": 1}
     messages = [user("u")]
     if stream:
-        chunks = plain_client.chat.completions.create(stream=True, messages=messages, **common)
+        chunks = client.chat.completions.create(stream=True, messages=messages, **common)
         choices = [chunk.choices[0] for chunk in chunks]
         assert "".join(choice.delta.content or "" for choice in choices)
         assert choices[-1].finish_reason in ("stop", "length")
         return
-    (choice,) = plain_client.chat.completions.create(messages=messages, **common).choices
+    (choice,) = client.chat.completions.create(messages=messages, **common).choices
     assert choice.message.content and choice.message.tool_calls is None
 
 
 @pytest.mark.parametrize("offered", [{}, {"tools": TOOLS}])
-def test_a_history_with_calls_goes_on(plain_client, offered):
+def test_a_history_with_calls_goes_on(client, offered):
     messages, texts = HISTORIES[1]
     wanted = [system(OFFER), *texts] if offered else texts
-    assert is_length_of(num_prompt_tokens(plain_client, messages, **offered), rendered(wanted))
+    assert is_length_of(num_prompt_tokens(client, messages, **offered), rendered(wanted))
 
 
-def test_no_message_is_a_clear_400(plain_client):
+def test_no_message_is_a_clear_400(client):
     with pytest.raises(openai.BadRequestError, match="expected a list such as"):
-        num_prompt_tokens(plain_client, [], tools=TOOLS)
+        num_prompt_tokens(client, [], tools=TOOLS)
 
 
-def test_a_history_without_ids_goes_on(plain_client):
+def test_a_history_without_ids_goes_on(client):
     messages, texts = HISTORIES[1]
     calls = [{**call, "id": None, "type": None} for call in messages[1]["tool_calls"]]
     messages = [messages[0], {**messages[1], "tool_calls": calls}]
     messages += [{**each, "tool_call_id": None} for each in HISTORIES[1][0][2:]]
     told = user(texts[2]["content"].replace('"name": "now", ', ""))  # no id says whose result it is
-    found = num_prompt_tokens(plain_client, messages)
+    found = num_prompt_tokens(client, messages)
     assert is_length_of(found, rendered([*texts[:2], told]))
 
 

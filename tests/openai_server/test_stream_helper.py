@@ -23,12 +23,6 @@ CHATS = {
 }
 
 
-@pytest.fixture(scope="module")
-def server(serve, tool_bundle):
-    with serve(bundle=tool_bundle) as running:
-        yield running
-
-
 def said(answer):
     """Content, calls and the reason for the end of every choice; ids are drawn anew each time."""
     found = []
@@ -60,9 +54,9 @@ def gathered(client, fields):
 
 
 @pytest.mark.parametrize("kind", CHATS)
-def test_a_gathered_stream_is_the_answer(server, kind):
+def test_a_gathered_stream_is_the_answer(tool_server, kind):
     num_calls = set()
-    with server.client() as client:
+    with tool_server.client() as client:
         for seed in range(2):
             fields = {**CHATS[kind], "seed": seed}
             wanted = client.chat.completions.create(model=MODEL, messages=MESSAGES, **fields)
@@ -76,7 +70,7 @@ def test_a_gathered_stream_is_the_answer(server, kind):
     )
 
 
-def test_calls_between_texts_are_gathered(server):
+def test_calls_between_texts_are_gathered(tool_server):
     text = 'so:<tool_call>{"name": "now", "arguments": {"a": 1}}</tool_call> and '
     pieces = [*(text[at : at + 3] for at in range(0, len(text), 3)), text[3:], "."]
 
@@ -84,7 +78,7 @@ def test_calls_between_texts_are_gathered(server):
         for piece in pieces:
             yield StreamPiece([65] * len(piece), piece, [-1.0] * len(piece))
 
-    service = ScriptedService(server.service.pipeline, script)
+    service = ScriptedService(tool_server.service.pipeline, script)
     with running_server(service) as scripted, scripted.client() as client:
         helper = client.chat.completions.stream(model=MODEL, messages=MESSAGES, tools=TOOLS)
         with helper as stream:
@@ -111,14 +105,14 @@ def nulls_of(value):
 
 
 @pytest.mark.parametrize("path", ["completions", *CHATS])
-def test_an_event_leaves_out_what_it_does_not_say(server, path):
+def test_an_event_leaves_out_what_it_does_not_say(tool_server, path):
     body = {"prompt": "def f(", "max_tokens": 8, "logprobs": 1}
     url = "/v1/completions"
     if path in CHATS:
         url, body = "/v1/chat/completions", {"messages": MESSAGES, **CHATS[path]}
         body |= body.pop("extra_body", {})
     body |= {"model": MODEL, "seed": 1, "stream": True, "stream_options": {"include_usage": True}}
-    lines = server.http.post(url, json=body).text.strip().split("\n\n")
+    lines = tool_server.http.post(url, json=body).text.strip().split("\n\n")
     events = [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
     assert not nulls_of(events) & SAYS_NOTHING
     *texts, usage = events

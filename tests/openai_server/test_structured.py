@@ -13,20 +13,6 @@ from tests.openai_server.running_server import MODEL
 PROMPT = "def f("
 GRAMMAR = 'start: "[" item ("," item){0,2} "]"\nitem: /[a-c]{1,3}/'
 SCHEMA = SCHEMAS["object"]
-WORDS = ["import os", "import re", "return"]
-
-
-@pytest.fixture(scope="module")
-def trie(pipeline):
-    return TokenTrie.from_texts(
-        WORDS, lambda text: pipeline.tokenizer.encode(text, add_special_tokens=False)
-    )
-
-
-@pytest.fixture(scope="module")
-def trie_server(serve, trie):
-    with serve(defaults={"strategy": "dsbd"}, tries={"words": trie}) as running:
-        yield running
 
 
 FIELDS = [
@@ -80,19 +66,6 @@ def test_every_field_gives_what_python_gives(client, pipeline, fields, data, num
     stream = client.chat.completions.create(messages=[message], stream=True, **common)
     texts = [chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices]
     assert "".join(texts) == wanted.sequences[0].text
-
-
-@pytest.mark.parametrize("num_beams", [1, 4])
-def test_a_trie_of_the_server(trie_server, pipeline, trie, num_beams):
-    body = {"strategy": "sample", "seed": 1}
-    if num_beams > 1:
-        body |= {"strategy": "beam-sample", "num_beams": num_beams}
-    with trie_server.client() as client:
-        (choice,) = client.completions.create(
-            model=MODEL, prompt=PROMPT, extra_body={"constraint": {"trie": "words"}, **body}
-        ).choices
-    wanted = pipeline.generate(PROMPT, constraint=trie, **body)
-    assert choice.text == wanted.sequences[0].text in WORDS and choice.finish_reason == "stop"
 
 
 REFUSED = [  # fields, param, words
@@ -180,16 +153,13 @@ def test_a_trie_beyond_the_vocabulary_ends_the_start(serve):
             pass
 
 
+TWO_CHOICES = {"model": MODEL, "n": 4, "use_beam_search": True, "max_tokens": 4}
+TWO_CHOICES |= {"structured_outputs": {"choice": ["a", "b"]}}
+
+
 def test_a_search_returns_as_many_choices_as_there_are_answers(server):
     """Each choice is whole, is one that no other is, and is of the prompt that its index says."""
-    body = {
-        "model": MODEL,
-        "prompt": ["def f(", "import "],
-        "n": 4,
-        "use_beam_search": True,
-        "structured_outputs": {"choice": ["a", "b"]},
-        "max_tokens": 4,
-    }
+    body = {**TWO_CHOICES, "prompt": ["def f(", "import "]}
     answer = server.http.post("/v1/completions", json=body).json()
     choices = {choice["index"]: choice for choice in answer["choices"]}
     assert list(choices) == [0, 1, 4, 5]
@@ -203,15 +173,8 @@ def test_a_search_returns_as_many_choices_as_there_are_answers(server):
 
 @pytest.mark.parametrize("path", ASKED)
 def test_a_choice_that_a_stream_begins_ends(server, path):
-    body = {
-        "model": MODEL,
-        "n": 4,
-        "use_beam_search": True,
-        "structured_outputs": {"choice": ["a", "b"]},
-        "stream": True,
-        "max_tokens": 4,
-    }
-    answer = server.http.post(f"/v1/{path}", json={**body, **ASKED[path]})
+    body = {**TWO_CHOICES, **ASKED[path], "stream": True}
+    answer = server.http.post(f"/v1/{path}", json=body)
     chunks = [line[6:] for line in answer.text.splitlines() if line.startswith("data: {")]
     choices = [choice for chunk in chunks for choice in json.loads(chunk)["choices"]]
     assert sorted({choice["index"] for choice in choices}) == [0, 1]

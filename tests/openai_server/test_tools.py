@@ -31,28 +31,24 @@ TOOLS = [
 SCHEMA_BY_NAME = {"weather": PLACE, "now": {"type": "object", "maxProperties": 0}}
 
 
-@pytest.fixture(scope="module")
-def tool_client(serve, tool_bundle):
-    with serve(bundle=tool_bundle) as server, server.client() as client:
-        yield client
-
-
 def check_call(call):
     assert call.type == "function" and call.id.startswith("call_")
     jsonschema.validate(json.loads(call.function.arguments), SCHEMA_BY_NAME[call.function.name])
+
+
+def chosen(client, **fields):
+    """Return the only choice of a chat."""
+    given = {"model": MODEL, "messages": MESSAGES, "tools": TOOLS, **fields}
+    (choice,) = client.chat.completions.create(**given).choices
+    return choice
 
 
 @pytest.mark.parametrize("num_beams", [1, 4])
 def test_a_named_function(own_client, pipeline, num_beams):
     for seed in range(4):
         options = {"strategy": "dsbd", "num_beams": num_beams, "seed": seed}
-        (choice,) = own_client.chat.completions.create(
-            model=MODEL,
-            messages=MESSAGES,
-            tools=TOOLS,
-            tool_choice={"type": "function", "function": {"name": "weather"}},
-            extra_body=options,
-        ).choices
+        named = {"type": "function", "function": {"name": "weather"}}
+        choice = chosen(own_client, tool_choice=named, extra_body=options)
         assert choice.finish_reason == "stop" and choice.message.content is None
         (call,) = choice.message.tool_calls
         assert call.function.name == "weather"
@@ -66,15 +62,13 @@ def test_a_named_function(own_client, pipeline, num_beams):
 @pytest.mark.parametrize("parallel", [True, False])
 def test_required_calls(tool_client, num_beams, parallel):
     for seed in range(6):
-        (choice,) = tool_client.chat.completions.create(
-            model=MODEL,
-            messages=MESSAGES,
-            tools=TOOLS,
+        choice = chosen(
+            tool_client,
             tool_choice="required",
             parallel_tool_calls=parallel,
             max_tokens=1200,
             extra_body={"num_beams": num_beams, "strategy": "dsbd", "seed": seed},
-        ).choices
+        )
         calls = choice.message.tool_calls
         assert choice.finish_reason == "tool_calls" and choice.message.content is None
         assert 1 <= len(calls) <= (16 if parallel else 1)
@@ -104,15 +98,8 @@ UNTYPED = [
 @pytest.mark.parametrize("schema", UNTYPED, ids=lambda schema: str([*schema]))
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "f"}}])
 def test_parameters_without_a_type_of_their_own_are_objects(own_client, schema, choice):
-    (answer,) = own_client.chat.completions.create(
-        model=MODEL,
-        messages=MESSAGES,
-        tools=[tool("f", schema)],
-        tool_choice=choice,
-        parallel_tool_calls=False,
-        max_tokens=400,
-        seed=1,
-    ).choices
+    fields = {"tool_choice": choice, "parallel_tool_calls": False, "max_tokens": 400, "seed": 1}
+    answer = chosen(own_client, tools=[tool("f", schema)], **fields)
     arguments = json.loads(answer.message.tool_calls[0].function.arguments)
     assert isinstance(arguments, dict) and arguments["v"] == 1
     jsonschema.validate(arguments, schema)
@@ -136,9 +123,7 @@ def test_required_calls_of_schemas_with_ids_anchors_and_references_as_data(own_c
     ]
     names = set()
     for seed in range(20):
-        (choice,) = own_client.chat.completions.create(
-            model=MODEL, messages=MESSAGES, tools=tools, tool_choice="required", seed=seed
-        ).choices
+        choice = chosen(own_client, tools=tools, tool_choice="required", seed=seed)
         for call in choice.message.tool_calls or ():
             assert call.type == "function"
             value = values[int(call.function.name[1:])]
@@ -257,7 +242,7 @@ REFUSED = [
 @pytest.mark.parametrize(("fields", "param", "words"), REFUSED)
 def test_a_fault_is_one_clear_400(client, fields, param, words):
     with pytest.raises(openai.BadRequestError) as caught:
-        client.chat.completions.create(model=MODEL, messages=MESSAGES, **fields)
+        chosen(client, **{"tools": openai.NOT_GIVEN, **fields})
     error = caught.value.body
     assert error["param"] == param and words in error["message"], error
 
