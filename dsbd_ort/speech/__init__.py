@@ -1,1 +1,1 @@
-"""Speech: audio files, log-mel features, transcripts and their formats; numpy alone, no torch."""
+"""Speech: audio files, log-mel features, transcripts and their formats; needs numpy, not torch."""

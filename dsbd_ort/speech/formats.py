@@ -11,7 +11,7 @@ from dsbd_ort.speech.transcript import Segment, Skipped, Transcript
 UNCERTAIN = 0.5  # probability of a detected language below which ``remarks`` name it
 
 WITH_TIMES = ("srt", "vtt", "verbose_json")
-"""Formats with times: a request for one requests timestamps."""
+"""Formats with times: a request for one of them implies timestamps."""
 
 
 def as_text(transcript: Transcript) -> str:
@@ -20,7 +20,7 @@ def as_text(transcript: Transcript) -> str:
 
 
 def as_json(transcript: Transcript) -> str:
-    """Return the text alone in OpenAI's JSON."""
+    """Return the text and the duration in OpenAI's JSON."""
     return json_text({"text": as_text(transcript), "usage": usage(transcript)})
 
 
@@ -28,7 +28,7 @@ def as_verbose_json(transcript: Transcript) -> str:
     """Return OpenAI's JSON with segments, requested words, and statistics in the field ``dsbd``."""
     segments = transcript.segments
     words = [
-        {**dataclasses.asdict(word), "word": word.word.strip()}  # as OpenAI, without a space
+        {**dataclasses.asdict(word), "word": word.word.strip()}  # without a space, as OpenAI does
         for segment in segments
         for word in segment.words or ()
     ]
@@ -133,14 +133,14 @@ def _segment_fields(segment: Segment) -> dict[str, Any]:
 
 
 def _cues(transcript: Transcript) -> Iterator[tuple[Segment, str]]:
-    """Yield the segments with text, and it on one line, because an empty line would end a cue."""
+    """Yield the segments that have text, and their texts on one line (an empty line ends a cue)."""
     for segment in transcript.segments:
         if text := " ".join(segment.text.split()):
             yield segment, text
 
 
 def _clock(seconds: float, mark: str) -> str:
-    """Return a time as 01:02:03, the decimal mark, and milliseconds."""
+    """Return a time such as 01:02:03,456 with the decimal mark ``mark``."""
     whole, milliseconds = divmod(round(max(seconds, 0.0) * 1000), 1000)
     minutes, whole = divmod(whole, 60)
     hours, minutes = divmod(minutes, 60)

@@ -1,9 +1,9 @@
 """Hot words: names and phrases that a transcription favours, by a trie of their tokens.
 
-Each token of a hot word adds a constant to the log-probability of a text. Beams need the bonus
-before a word is complete: so each token that begins or continues a word adds it at once, and the
-bonus of an incomplete match is removed. With the word [1, 2, 3] and a gain of 2, the text [1, 2, 5]
-has gained 2, 4 and 0 after each token; [1, 2, 3, 5] has gained 2, 4, 6 and 6.
+Each token of a hot word adds a constant, the gain, to the log-probability of a text. Beams need the
+bonus before a word is complete. So each token that begins or continues a word adds it at once, and
+the bonus of an incomplete match is removed. With the word [1, 2, 3] and a gain of 2, the bonus so
+far is 2, 4 and 0 after the tokens of the text [1, 2, 5], and 2, 4, 6 and 6 for [1, 2, 3, 5].
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,15 +19,15 @@ from dsbd_runtime.errors import InputError
 from dsbd_runtime.text.tokenizer import Tokenizer
 
 MOST_WORDS = 1024
-_MOST_TOKENS = 32  # of one
+_MOST_TOKENS = 32  # of one word
 
 Word = tuple[int, ...]
 _State = tuple[Word, int]
-"""The begun word of a path, and the number of tokens that may lose their bonus."""
+"""The word that a path has begun, and the number of its tokens that may still lose their bonus."""
 
 
 class HotWords:
-    """Scorer: a constant for each token of the words, which an incomplete match loses again."""
+    """Scorer: adds a constant for each token of a word; an incomplete match loses it again."""
 
     name = "hot_words"
 
@@ -53,20 +53,20 @@ class HotWords:
         return object_states([self._after(state, token) for state, token in pairs])
 
     def scores(self, states: States, tokens: Tokens | None) -> Scores:
-        """See Scorer: each next token's bonus or the loss of one."""
-        found = np.zeros((len(states), self._vocab_size if tokens is None else tokens.shape[1]))
+        """See Scorer: the bonus that each next token gains or loses."""
+        scores = np.zeros((len(states), self._vocab_size if tokens is None else tokens.shape[1]))
         for row, (begun, pending) in enumerate(states):
-            found[row] -= self._gain * pending
+            scores[row] -= self._gain * pending
             gained: dict[int, int] = {}
             for matched, number in self._matches(begun, pending):
                 for token in self._next.get(matched, ()):
                     gained.setdefault(token, number)
             if tokens is None:
-                found[row, [*gained]] += self._gain * np.array([*gained.values()])
+                scores[row, [*gained]] += self._gain * np.array([*gained.values()])
             else:
                 numbers = [gained.get(token, 0) for token in tokens[row].tolist()]
-                found[row] += self._gain * np.array(numbers)
-        return found
+                scores[row] += self._gain * np.array(numbers)
+        return scores
 
     def _after(self, state: _State, token: int) -> _State:
         for matched, number in self._matches(*state):
@@ -80,8 +80,8 @@ class HotWords:
     def _matches(self, begun: Word, pending: int) -> Iterator[tuple[Word, int]]:
         """Yield beginnings of words at the end of a path, the longest first.
 
-        Each has the number of tokens that may lose their bonus if a next token continues it. None
-        but the first begins within a complete word.
+        With each: the number of tokens that may lose their bonus after a token that continues it.
+        Only the first beginning may start within a complete word.
         """
         yield begun, pending + 1
         for size in range(min(len(begun) - 1, pending), -1, -1):
@@ -89,14 +89,14 @@ class HotWords:
 
 
 def read_hot_words(words: object, tokenizer: Tokenizer) -> tuple[Word, ...]:
-    """Return the tokens of each hot word after a space; raise InputError for an invalid one."""
+    """Return the tokens of each hot word after a space; raise InputError if a word is invalid."""
     if words is None:
         return ()
     if isinstance(words, str) or not isinstance(words, Sequence):
         raise InputError(f"hot_words is a {type(words).__name__}; expected a list of texts")
     if len(words) > MOST_WORDS:
         raise InputError(f"hot_words has {len(words)} texts; expected {MOST_WORDS} at most")
-    found = []
+    token_ids_of_words = []
     for word in words:
         if not isinstance(word, str) or not word.strip():
             raise InputError(f"hot_words has {shown(word)}; expected words or phrases, none empty")
@@ -110,5 +110,5 @@ def read_hot_words(words: object, tokenizer: Tokenizer) -> tuple[Word, ...]:
             raise InputError(
                 f"hot_words has {shown(word)}, with a special token; expected text alone"
             )
-        found.append(token_ids)
-    return tuple(found)
+        token_ids_of_words.append(token_ids)
+    return tuple(token_ids_of_words)

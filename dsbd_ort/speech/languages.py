@@ -42,17 +42,17 @@ _TAG = re.compile(r"([a-z]{2,3})(-[a-z0-9]{2,8})*")  # en-us, zh-hant-tw
 
 
 class HasLanguages(Protocol):
-    """A model's entry that has languages."""
+    """An entry of a model that supports languages."""
 
     @property
     def languages(self) -> Collection[str] | None:
-        """Their codes; None: English alone."""
+        """Codes of the languages; None: only English."""
 
 
 def code_of(language: str, speech: HasLanguages) -> str:
-    """Return the code of a language by its code, its English name, or its token's name.
+    """Return the code of a language that is given as code, English name, or name of its token.
 
-    A tag such as zh-CN is its language. Raises InputError if the model does not support it.
+    A tag such as zh-CN stands for its language. InputError: the model does not support it.
     """
     if not isinstance(language, str):
         raise InputError(
@@ -61,19 +61,19 @@ def code_of(language: str, speech: HasLanguages) -> str:
     asked = language.strip().lower().removeprefix("<|").removesuffix("|>")
     code_by_name = {name: code for code, name in LANGUAGE_NAMES.items()} | OTHER_NAMES
     code = code_by_name.get(asked, asked)
-    known: Collection[str] = {ENGLISH} if speech.languages is None else speech.languages
-    if code not in known and (tag := _TAG.fullmatch(asked.replace("_", "-"))):
+    supported: Collection[str] = {ENGLISH} if speech.languages is None else speech.languages
+    if code not in supported and (tag := _TAG.fullmatch(asked.replace("_", "-"))):
         code = OTHER_CODES.get(tag[1], tag[1])
-    if code in known:
+    if code in supported:
         return code
     if speech.languages is None:
         raise InputError(
             f"language is {shown(language)}, but the model supports only English; leave it out, or "
             "use a bundle of a model of several languages"
         )
-    names = [*known, *(name for name, code in code_by_name.items() if code in known)]
+    names = [*supported, *(name for name, code in code_by_name.items() if code in supported)]
     raise InputError(
         f"language is {shown(language)}{did_you_mean(asked, names)}; expected the code or the "
-        f"English name of one of the {len(known)} languages of this model, such as "
-        f"{', '.join(list(known)[:6])}"
+        f"English name of one of the {len(supported)} languages of this model, such as "
+        f"{', '.join(list(supported)[:6])}"
     )

@@ -27,17 +27,18 @@ SpeechEvent = Segment | SpeechEnding
 
 
 Submit = Callable[[DecodingRequest, Callable[[ServiceEvent], None], bool], LiveRequest]
-"""Submits an engine request whose events go to a function; the last is its ``is_further``."""
+"""Submits an engine request: arguments are the request, a function that gets its events, and
+``is_further`` (see ``Service.submit_request``)."""
 
 
 class _Cancellation(Exception):
-    """The transcription is to end without a transcript."""
+    """The transcription must end without a transcript."""
 
 
 class LiveTranscription:
-    """The transcription of one audio, in a thread of its own, which waits for the engines.
+    """The transcription of one audio, in its own thread, which waits for the engines.
 
-    Only the engine requests of one window are in the service at a time, one for each sample.
+    The service has only the engine requests of one window at a time, one request for each sample.
     """
 
     def __init__(
@@ -77,7 +78,7 @@ class LiveTranscription:
             ending = self._ending()
             try:
                 self._on_event(ending)
-            except BaseException:  # of the caller's code
+            except BaseException:  # raised by the caller's code
                 _log.exception("on_event of a transcription raised at its end")
         finally:
             self._on_end(self)

@@ -1,4 +1,4 @@
-"""How much a text repeats itself: the size of its tokens over their compressed size."""
+"""Measure of repetition in a text: the size of its token ids over their compressed size."""
 
 import math
 import zlib
@@ -8,7 +8,7 @@ _AT_THE_SEAM = 16  # bytes
 
 
 def compression_ratio(token_ids: Sequence[int], vocab_size: int) -> float:
-    """Return the size of token ids over their compressed size: high if they repeat."""
+    """Return the size of token ids over their compressed size; it is high if they repeat."""
     content = _bytes(token_ids, vocab_size)
     return len(content) / len(zlib.compress(content))
 
@@ -17,8 +17,8 @@ def least_compression_ratio(token_ids: Sequence[int], most_tokens: int, vocab_si
     """Return a lower bound of the compression ratio of all texts that begin with token ids.
 
     zlib uses the shortest of its codes for a block, and a text of at most ``most_tokens`` is one
-    block. So the result is never longer than in the fixed code: the present tokens in that code,
-    plus 9 bits for every further byte. Where both meet, the size may differ by ``_AT_THE_SEAM``.
+    block. So the compressed text is never longer than in the fixed code: the given tokens in that
+    code, plus 9 bits for every further byte. At the seam the size may differ by ``_AT_THE_SEAM``.
     """
     content = _bytes(token_ids, vocab_size)
     coder = zlib.compressobj(strategy=zlib.Z_FIXED)

@@ -24,11 +24,11 @@ from dsbd_runtime.parts.source.speech_entry import SpeechEntry
 from dsbd_runtime.text.tokenizer import Tokenizer
 
 TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
-COMPRESSION_RATIO = 1.35  # of token ids; about 2.4 for texts, which other programs compress
+COMPRESSION_RATIO = 1.35  # of token ids; like 2.4 in programs that compress the text itself
 LOGPROB = -1.0
 NO_SPEECH = 0.6
 NUM_BEAMS = 5
-WORD_TIMES = "word"  # value of ``return_timestamps`` for which words have times too
+WORD_TIMES = "word"  # value of ``return_timestamps`` that requests times of words too
 HOT_WORD_GAIN = 2.0
 _MOST_TEMPERATURES = 16
 _TEMPERATURE = Number(0.0, 10.0)
@@ -47,28 +47,28 @@ _DOMAINS: dict[str, Domain] = {
 
 
 class SpeechOptions(DecodingOptions, total=False):
-    """The keyword arguments of ``Pipeline.transcribe``; further ones as for ``generate``.
+    """The keyword arguments of ``Pipeline.transcribe``; others are those of ``generate``.
 
     Attributes:
-        language: code such as "en", tag such as "en-US", or English name; "auto": detected in the
-            first window; None: that of generation_config.json, or else detected.
-        task: "transcribe", or "translate": into English.
+        language: code such as "en", tag such as "en-US", or English name. "auto": detect it in the
+            first window. None: the language of generation_config.json; if it has none, detect it.
+        task: "transcribe", or "translate" into English.
         return_timestamps: whether texts have times, which divide them into segments. Audio longer
-            than one window always has them: they set the start of the next window. "word": the
+            than one window always has times: they set the start of the next window. "word": the
             words of each segment have times too.
-        num_beams: of the search; 1 is greedy.
+        num_beams: number of beams of the search; 1 is greedy.
         initial_prompt: text used as if it had been spoken before, such as names. Only its last
-            tokens are used, one less than half of the model's context.
-        condition_on_previous_text: whether the text of a window is a prompt of the next one.
-        temperature: one, or several to try in turn: 0 is a search, higher ones sample.
+            tokens are used: one less than half of the model's context.
+        condition_on_previous_text: whether the text of a window is a prompt of the next window.
+        temperature: one, or several to try in turn. At 0 a text is searched, above it is sampled.
         best_of: number of texts sampled at a temperature; the most probable one is used.
         num_return_sequences: number of texts of each window in ``Transcript.alternatives``, the
-            best first; the next window follows the best. They are beams at temperature 0, above it
-            some of the ``best_of`` samples.
+            best first; the next window continues the best. At temperature 0 they are beams, above
+            it the best of the ``best_of`` samples.
         hot_words: names and phrases to favour, see ``hot_words``.
-        hot_word_gain: added to the log-probability of each token of such a word.
+        hot_word_gain: added to the log-probability of each token of a hot word.
         compression_ratio_threshold: a window is tried again if its text compresses better than
-            this, as repetitions do; None: never.
+            this, because repetitions compress well; None: never.
         logprob_threshold: a window is tried again if the mean log-probability of its tokens is
             lower than this; None: never.
         no_speech_threshold: a window is skipped as silence if its no-speech probability is above
@@ -81,7 +81,7 @@ class SpeechOptions(DecodingOptions, total=False):
     return_timestamps: bool | Literal["word"]
     initial_prompt: str | None
     condition_on_previous_text: bool
-    temperature: float | Sequence[float]  # type: ignore[misc]  # several here
+    temperature: float | Sequence[float]  # type: ignore[misc]  # unlike in DecodingOptions
     best_of: int
     hot_words: Sequence[str] | None
     hot_word_gain: float
@@ -105,9 +105,9 @@ _OF_TRANSCRIPTION = {
 class SpeechRequest:
     """The options of one transcription; see ``SpeechOptions``.
 
-    language: a code of the model; None: detected, or the model has only one.
-    most_previous: maximum number of tokens of the text before.
-    options: fields of DecodingConfig for every request.
+    language: a language code of the model; None: detect it, or the model has only one language.
+    most_previous: maximum number of tokens of previous text in a prompt.
+    options: fields of DecodingConfig for every engine request.
     """
 
     vocab_size: int
@@ -137,7 +137,7 @@ class SpeechRequest:
         vocab_size: int,
         context_length: int,
     ) -> SpeechRequest:
-        """Return the request of ``SpeechOptions``; InputError, ConfigError: one is invalid."""
+        """Return the request of ``SpeechOptions``; InputError, ConfigError: invalid options."""
         if _is_word_times(options.get("return_timestamps")):
             check_word_times(speech)
         return cls.of(
@@ -159,8 +159,8 @@ class SpeechRequest:
         context_length: int,
         **fields: Any,
     ) -> SpeechRequest:
-        """Return the request of options whose language, task and prompt are in ``fields``."""
-        own = {name: value for name, value in options.items() if name in _DOMAINS}
+        """Return the request of ``options``; ``fields`` has its language, task and prompt."""
+        stored = {name: value for name, value in options.items() if name in _DOMAINS}
         given = {name: value for name, value in options.items() if name not in SPEECH_OPTIONS}
         bound = {name: given.pop(name) for name in ("constraint",) if name in given}
         given = {**read_options(given), **bound}  # the pipeline binds it for each request
@@ -175,7 +175,7 @@ class SpeechRequest:
             temperature=read_temperatures(options.get("temperature", TEMPERATURES)),
             hot_words=read_hot_words(options.get("hot_words"), tokenizer),
             options=given,
-            **own,
+            **stored,
             **fields,
         )
 
@@ -224,7 +224,7 @@ def check_word_times(speech: SpeechEntry) -> None:
 
 
 def read_temperatures(temperature: object) -> tuple[float, ...]:
-    """Return the temperatures to try in turn; InputError, ConfigError: one is invalid."""
+    """Return the temperatures to try in turn; InputError, ConfigError: a value is invalid."""
     several = None if isinstance(temperature, Set) else entries_of(temperature, _MOST_TEMPERATURES)
     given = (temperature,) if several is None else several
     if not 1 <= len(given) <= _MOST_TEMPERATURES:
@@ -236,7 +236,7 @@ def read_temperatures(temperature: object) -> tuple[float, ...]:
 
 
 def read_task(task: object, speech: SpeechEntry) -> str:
-    """Return a task that the model has; raise InputError for any other."""
+    """Return the task if the model supports it, else raise InputError."""
     if not isinstance(task, str) or task not in TASKS:
         raise InputError(f"task is {shown(task)}; expected one of {', '.join(TASKS)}")
     if speech.tasks is None and task != TASKS[0]:
@@ -260,7 +260,7 @@ def read_language(language: str | None, speech: SpeechEntry) -> str | None:
 
 
 def read_prompt(text: str | None, tokenizer: Tokenizer) -> tuple[int, ...]:
-    """Return the tokens of an initial prompt, as ``get_prompt_ids`` of transformers."""
+    """Return the tokens of an initial prompt, like ``get_prompt_ids`` of transformers."""
     if text is None:
         return ()
     if not isinstance(text, str):
@@ -280,7 +280,7 @@ def read_prompt(text: str | None, tokenizer: Tokenizer) -> tuple[int, ...]:
 def heard_windows(audio: Audio, speech: SpeechEntry) -> Iterator[NDArray[np.float32]]:
     """Yield the features of the windows of an audio, (num_mels, num_frames) float32 each.
 
-    The last window is padded; no window is only padding. Raises InputError for other files.
+    The last window is padded; no window is only padding. InputError: the file is not audio.
     """
     samples = read_samples(audio, speech.sampling_rate)
     windows = LogMel(MelForm.of_windows(speech)).windows(samples)

@@ -23,13 +23,14 @@ T = TypeVar("T")
 
 
 class SpeechTimes:
-    """Maps times in the parts with speech, one after another, to those in their audio."""
+    """Maps times in the concatenated parts with speech to times in the whole audio."""
 
     def __init__(self, parts: Sequence[Part]) -> None:
         self._parts = parts
         lengths = [end - start for start, end in parts]
         self._ends = np.cumsum(lengths)  # in the parts
-        self._left_out = [start for start, _ in parts] - (self._ends - lengths)  # before each
+        # samples left out before each part
+        self._left_out = [start for start, _ in parts] - (self._ends - lengths)
 
     @property
     def has_parts(self) -> bool:
@@ -41,9 +42,10 @@ class SpeechTimes:
         return np.concatenate([samples[:0], *parts])
 
     def original(self, time: float, *, within: float | None = None, is_end: bool = False) -> float:
-        """Return the time in the audio, that of the part which has the time ``within``.
+        """Return the time in the whole audio, shifted like the part that contains ``within``.
 
-        is_end: whether a time between two parts is the end of the first.
+        within: a time in the parts; None: ``time``.
+        is_end: whether a time between two parts belongs to the first part, as its end.
         """
         at = int((time if within is None else within) * SAMPLING_RATE)
         part = int(np.searchsorted(self._ends, at, side="left" if is_end else "right"))
@@ -51,14 +53,14 @@ class SpeechTimes:
         return round(time + float(self._left_out[part]) / SAMPLING_RATE, 2)
 
     def segment(self, segment: T) -> T:
-        """Return a segment or a skipped window with times of the audio; a word is in one part."""
-        found: Any = segment
-        if not getattr(found, "words", None):
-            end = self.original(found.end, is_end=True)
-            return cast("T", replace(found, start=self.original(found.start), end=end))
-        words = [self._word(word) for word in found.words]
+        """Return a segment or a skipped window with times of the audio; words stay in one part."""
+        timed: Any = segment
+        if not getattr(timed, "words", None):
+            end = self.original(timed.end, is_end=True)
+            return cast("T", replace(timed, start=self.original(timed.start), end=end))
+        words = [self._word(word) for word in timed.words]
         start, end = words[0].start, words[-1].end
-        return cast("T", replace(found, start=start, end=end, words=type(found.words)(words)))
+        return cast("T", replace(timed, start=start, end=end, words=type(timed.words)(words)))
 
     def _word(self, word: Any) -> Any:
         middle = (word.start + word.end) / 2
@@ -70,7 +72,7 @@ class SpeechTimes:
 class SpeechTranscription(Transcription):
     """The transcription of the parts of an audio with speech; times are those of the audio.
 
-    of_parts: the transcription of the parts; that of all samples, unused, if nobody speaks.
+    of_parts: the transcription of the parts. If nobody speaks, that of all samples, unused.
     duration: seconds of the audio.
     """
 
@@ -87,10 +89,10 @@ class SpeechTranscription(Transcription):
             if on_segment is not None:
                 on_segment(self.times.segment(segment))
 
-        found = yield from self.of_parts.steps(on_part, align)
-        segments = tuple(map(self.times.segment, found.segments))
-        skipped = tuple(map(self.times.segment, found.skipped))
-        return replace(found, duration=self.duration, segments=segments, skipped=skipped)
+        transcript = yield from self.of_parts.steps(on_part, align)
+        segments = tuple(map(self.times.segment, transcript.segments))
+        skipped = tuple(map(self.times.segment, transcript.skipped))
+        return replace(transcript, duration=self.duration, segments=segments, skipped=skipped)
 
 
 def speech_transcription(
@@ -99,9 +101,10 @@ def speech_transcription(
     transcribed: Callable[[Samples], Transcription],
     network: Network | None = None,
 ) -> Transcription:
-    """Return the transcription of the parts with speech; ``transcribed`` makes that of samples.
+    """Return the transcription of the parts with speech.
 
-    network: finds the speech; None: Silero's.
+    transcribed: returns the transcription of samples.
+    network: detects speech; None: Silero's network.
     """
     times = SpeechTimes(speech_parts(samples, options, network or silero()))
     inner = transcribed(times.speech(samples) if times.has_parts else samples)

@@ -26,7 +26,7 @@ from dsbd_runtime.parts.source.alignment import AlignedTokens, Alignment
 
 
 def transcription(pipeline: Pipeline, audio: Audio, options: Mapping[str, Any]) -> Transcription:
-    """Return the transcription of an audio, whose requests are still to be decoded."""
+    """Return the transcription of an audio; its requests are not decoded yet."""
     if (vad := read_vad(options.get(VAD))) is not None:
         samples, given = read_samples(audio, SAMPLING_RATE), {**options, VAD: False}
         return speech_transcription(samples, vad, lambda part: transcription(pipeline, part, given))
@@ -62,7 +62,7 @@ def transcribe(
 
 
 def align_of(pipeline: Pipeline) -> Align:
-    """Return the alignment by the target, which waits until no request runs."""
+    """Return a function that aligns with the target; it waits until no request runs."""
 
     def align(source: Source, prompt_ids: Sequence[int], token_ids: Sequence[int]) -> AlignedTokens:
         with pipeline.models.used():

@@ -1,4 +1,4 @@
-"""Transcripts: the text of an audio, its segments with their times, and what they cost."""
+"""Transcripts: the text of an audio, its segments with their times, and statistics."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -16,7 +16,7 @@ class SpokenWord:
 
     Attributes:
         word: as in the text, usually with a space in front, and with its punctuation.
-        probability: mean probability of its tokens, among tokens of texts and their end.
+        probability: mean probability of its tokens, normalized over text tokens and the end token.
     """
 
     word: str
@@ -31,10 +31,10 @@ class Segment:
 
     Attributes:
         seek: the first feature frame of the window that it was decoded in.
-        start, end: its times; for a text without times those of its window.
+        start, end: its times; if the text has no times, the times of its window.
         text: as decoded, usually with a space in front.
-        token_ids: its tokens, timestamps included.
-        temperature: temperature of its window: above 0 after a fallback.
+        token_ids: its tokens, including timestamps.
+        temperature: temperature of its window; above 0 after a fallback.
         avg_logprob: mean log-probability of the tokens of its window.
         compression_ratio: size of the window's text over its compressed size; repetitions raise it.
         words: words of the text, in order; None unless their times were requested.
@@ -55,7 +55,7 @@ class Segment:
 
 @dataclass(frozen=True, kw_only=True)
 class Alternative:
-    """One of several requested texts of a window; its fields are as of a segment."""
+    """One of several requested texts of a window; its fields are those of a segment."""
 
     seek: int
     text: str
@@ -67,7 +67,7 @@ class Alternative:
 
 @dataclass(frozen=True, kw_only=True)
 class Skipped:
-    """A window without segments: silence, by its no-speech probability and its improbable text."""
+    """A window skipped as silence: its no-speech probability is high and its text improbable."""
 
     seek: int
     start: float
@@ -82,14 +82,14 @@ class Transcript:
     """Text of an audio, with segments and statistics.
 
     Attributes:
-        language: code of the spoken language, such as "en"; None for a model of one language that
+        language: code of the spoken language, such as "en"; None if the model has one language and
             does not name it.
         language_probability: probability of a detected language; None if the request named it.
-        task: "transcribe", or "translate": into English.
+        task: "transcribe", or "translate" into English.
         duration: seconds of the audio.
         stats: summed statistics of all windows, see ``summed_stats``.
-        alternatives: the texts of every window; the best, which became its segments, is the first.
-            Empty unless several were requested.
+        alternatives: the texts of every window, the best first; the best became its segments.
+            Empty unless several texts were requested.
     """
 
     text: str

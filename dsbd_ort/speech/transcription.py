@@ -1,4 +1,4 @@
-"""Transcription of an audio by a kind of model: its requests are decoded by its caller."""
+"""Base of transcriptions: yields the requests for one audio, which the caller decodes."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from dsbd_ort.speech.words import Align
 T = TypeVar("T")
 OnSegment = Callable[[Segment], None]
 Steps = Generator[Requests, list[DecodeResult], Transcript]
-"""Yields requests, is sent their results, and returns the transcript."""
+"""A generator that yields requests, receives their results, and returns the transcript."""
 
 
 class Transcription:
-    """Transcription of one audio by a kind of model: what its windows have given so far."""
+    """Transcription of one audio: collects the results of its windows; base of kinds of models."""
 
     def __init__(
         self,
@@ -29,7 +29,11 @@ class Transcription:
         duration: float,
         options: Mapping[str, Any],
     ) -> None:
-        """``duration``: seconds; ``options``: of every request, unless ``request`` has others."""
+        """Take the request.
+
+        duration: seconds of the audio.
+        options: options of every engine request; those of ``request`` have precedence.
+        """
         self._pipeline = pipeline
         self._request = request
         self._duration = duration
@@ -75,8 +79,8 @@ def answered(
     steps: Generator[Requests, list[DecodeResult], T],
     decoded: Callable[[Requests], list[DecodeResult]],
 ) -> T:
-    """Return the result of steps; ``decoded`` runs their requests."""
-    with contextlib.closing(steps):  # releases the source after an error of ``decoded`` too
+    """Return the result of a generator of requests; ``decoded`` runs the requests."""
+    with contextlib.closing(steps):  # releases the source, also if ``decoded`` fails
         try:
             requests = next(steps)
             while True:

@@ -1,7 +1,7 @@
 """Texts of one window: a search at temperature 0, then samples at higher ones, until one is good.
 
 Only the text of the last temperature is used. So a request is stopped once its text is certain to
-be poor: a text that repeats itself is so long before it reaches the length limit.
+be poor. For a text that repeats itself this is certain long before its length limit.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class SpeechPipeline(Protocol):
 
 @dataclass(frozen=True)
 class WindowText:
-    """A window's text at one temperature, without the token that ends it; see ``Segment``."""
+    """A window's text at one temperature, without its end token; fields as in ``Segment``."""
 
     sequence: DecodedSequence
     token_ids: tuple[int, ...]
@@ -72,9 +72,9 @@ class WindowText:
     compression_ratio: float
 
     def is_poor(self, request: SpeechRequest) -> bool:
-        most, least = request.compression_ratio_threshold, request.logprob_threshold
-        return (most is not None and self.compression_ratio > most) or (
-            least is not None and self.avg_logprob < least
+        max_ratio, min_logprob = request.compression_ratio_threshold, request.logprob_threshold
+        return (max_ratio is not None and self.compression_ratio > max_ratio) or (
+            min_logprob is not None and self.avg_logprob < min_logprob
         )
 
     def is_silence(self, request: SpeechRequest, no_speech_prob: float) -> bool:
@@ -85,9 +85,9 @@ class WindowText:
 
 
 def is_likely_silence(request: SpeechRequest, no_speech_prob: float) -> bool:
-    """Return whether a window is silence if its text is improbable."""
-    most, least = request.no_speech_threshold, request.logprob_threshold
-    return most is not None and least is not None and no_speech_prob > most
+    """Return whether a window counts as silence, provided that its text is improbable."""
+    max_no_speech, min_logprob = request.no_speech_threshold, request.logprob_threshold
+    return max_no_speech is not None and min_logprob is not None and no_speech_prob > max_no_speech
 
 
 class _Sample:
@@ -139,10 +139,10 @@ class _Sample:
         return self.is_given_up
 
     def _rated(self, sequence: DecodedSequence) -> WindowText:
-        """Rate a text; probabilities are relative to the allowed tokens, as in transformers."""
+        """Rate a text; probabilities are normalized over allowed tokens, as in transformers."""
         token_ids, config = tuple(sequence.token_ids), self.request.config
         logprob = sequence.logprob
-        if config.row.rule == "search":  # as processors have it
+        if config.row.rule == "search":  # its score includes logits processing
             logprob = sequence.score * len(token_ids) ** config.length_penalty
         else:
             prompt_ids = self.request.prompt_ids
@@ -164,7 +164,10 @@ Answers = Generator[Requests, list[DecodeResult], list[WindowText]]
 
 
 class WindowTexts:
-    """Decodes texts of windows at one temperature after another; ``stats``: of each request."""
+    """Decodes texts of windows at one temperature after another.
+
+    stats: statistics of each engine request.
+    """
 
     def __init__(
         self,
@@ -172,7 +175,7 @@ class WindowTexts:
         request: SpeechRequest,
         options: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
-        """``options``: of every request, unless ``request`` has others."""
+        """``options``: for every engine request; those of ``request`` have precedence."""
         self.speech_request = request
         self._hot_words: list[HotWords] = []
         if request.hot_words and (gain := request.hot_word_gain):
@@ -183,9 +186,9 @@ class WindowTexts:
     def answers(self, inputs: RequestInputs, no_speech_prob: float) -> Answers:
         """Return a window's texts at the first temperature with a good text, or at the last one.
 
-        The best text is the first. A stopped attempt may have been silence, which only its whole
-        text tells. It is decoded to its end if another attempt finds speech; else the window is
-        skipped in any case.
+        The best text is the first. A stopped attempt may have been silence, which shows only in its
+        whole text. If another attempt finds speech, the stopped one is decoded to its end. If not,
+        the window is skipped anyway.
         """
         request, unknown = self.speech_request, list[list[_Sample]]()
         answers: list[WindowText] = []
@@ -200,7 +203,7 @@ class WindowTexts:
                         answer.is_silence(request, no_speech_prob) for answer in whole
                     ):
                         continue
-                    if not request.condition_on_previous_text:  # which reads the temperature
+                    if not request.condition_on_previous_text:  # it depends on the temperature
                         unknown.append(samples)
                         continue
                 samples = yield from _whole(samples)
@@ -240,7 +243,7 @@ class WindowTexts:
             more: dict[str, Any] = {"num_return_sequences": wanted} if wanted > 1 else {}
             strategy = options.get("strategy")
             if isinstance(strategy, str) and strategy in STRATEGIES:
-                if STRATEGIES[strategy].rule == "sample":  # refused with a sentence at 0
+                if STRATEGIES[strategy].rule == "sample":  # refused with a message at 0
                     more["temperature"] = temperature
             return {**options, "num_beams": self.speech_request.num_beams, **more}
         drafts = self._pipeline.has_draft or any(options.get(name) for name in DRAFTING)

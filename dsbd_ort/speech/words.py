@@ -1,12 +1,12 @@
 """Words of a text: their tokens, times and probabilities, as in transformers' Whisper.
 
-The weights of the heads that follow the sound are normalized over the tokens, smoothed by a median
+The attention weights of the alignment heads are normalized over the tokens, smoothed by a median
 over the positions, and averaged. Dynamic time warping then finds the path through tokens and
-positions, both in order, with the highest weights. The position at which it reaches a token is the
-time of the token.
+positions, both in order, with the highest weights. The position at which the path reaches a token
+is the time of the token.
 
-Tokens are grouped at spaces or, in languages without spaces between words, at characters;
-punctuation belongs to the word next to it.
+Tokens are grouped into words at spaces or, in languages without spaces between words, at
+characters. Punctuation belongs to the word next to it.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from dsbd_runtime.parts.source.speech_entry import SoundFeatures, SpeechEntry
 from dsbd_runtime.text.tokenizer import Tokenizer
 
 Matrix = NDArray[np.float32]
-_DIAGONAL, _TOKEN, _POSITION = 0, 1, 2  # a step of the path: to the next of both, or of one
+_DIAGONAL, _TOKEN, _POSITION = 0, 1, 2  # steps of the path: to the next token, position, or both
 
 
 def token_positions(weights: Matrix, median_filter_width: int) -> NDArray[np.int64]:
     """Return the position of the sound of each token, (n,) int64, increasing.
 
-    weights: (A, n - 1, N) float32, of A heads; the last token has the position of the one before.
+    weights: (A, n - 1, N) float32, of A heads. The last token gets the position of the one before.
     """
     if not weights.shape[1]:
         return np.zeros(1, np.int64)
@@ -39,7 +39,7 @@ def token_positions(weights: Matrix, median_filter_width: int) -> NDArray[np.int
 
 
 def smoothed(weights: Matrix, median_filter_width: int) -> Matrix:
-    """Return the mean of the heads of weights (A, S, N), normalized and smoothed, (S, N)."""
+    """Return weights (A, S, N) normalized, smoothed and averaged over the heads, (S, N)."""
     deviation = weights.std(axis=1, keepdims=True)
     centred = weights - weights.mean(axis=1, keepdims=True)
     # A position with equal weights of all tokens carries no information.
@@ -61,18 +61,18 @@ def _median(values: Matrix, width: int) -> Matrix:
 def warped(costs: Matrix) -> NDArray[np.int64]:
     """Return the first position of each token on the cheapest path, (S,) int64.
 
-    costs: (S, N) float32, of each token at each position. The path leads from the first token and
-    position to the last of both, by steps to the next token, the next position, or both. As in
-    transformers, sums are float32, and the step is to the next position unless one of the others is
-    cheaper than both alternatives. Cells with the same sum of token and position do not depend on
-    each other: they are computed together.
+    costs: (S, N) float32. Cost of each token at each position. The path leads from the first token
+    and position to the last token and position, by steps to the next token, the next position, or
+    both. As in transformers, sums are float32, and the step is to the next position unless another
+    step is cheaper than both alternatives. Cells with the same sum of token and position do not
+    depend on each other, so they are computed together.
     """
     num_tokens, num_positions = costs.shape
     tokens = np.arange(num_tokens)[:, None]
     by_sum = np.zeros((num_tokens + num_positions - 1, num_tokens), np.float32)
     by_sum[tokens + np.arange(num_positions), tokens] = costs
     steps = np.empty(by_sum.shape, np.int8)
-    # Sums of the two diagonals before, by token + 1; a path may only start at the first token and
+    # Sums of the two previous diagonals, by token + 1. A path may start only at the first token and
     # position.
     before_last, last = (np.full(num_tokens + 1, np.inf, np.float32) for _ in range(2))
     before_last[0] = 0.0
@@ -93,16 +93,16 @@ def warped(costs: Matrix) -> NDArray[np.int64]:
 
 
 def _first_positions(steps: NDArray[np.int8], num_positions: int) -> NDArray[np.int64]:
-    """Walk back over the steps, by sum and token, from the last token and position."""
+    """Walk back from the last token and position; ``steps``: by sum of both, then token."""
     num_tokens = steps.shape[1]
-    found = np.zeros(num_tokens, np.int64)
+    positions = np.zeros(num_tokens, np.int64)
     token, position = num_tokens - 1, num_positions - 1
     while token > 0:
-        found[token] = position
+        positions[token] = position
         step = steps[token + position, token] if position else _TOKEN
         token -= step != _POSITION
         position -= step != _TOKEN
-    return found  # the first token begins at the first position
+    return positions  # the first token begins at the first position
 
 
 Align = Callable[[SoundFeatures, Sequence[int], Sequence[int]], AlignedTokens]
@@ -110,7 +110,7 @@ Align = Callable[[SoundFeatures, Sequence[int], Sequence[int]], AlignedTokens]
 
 _WITHOUT_SPACES = {"zh", "ja", "th", "lo", "my", "yue"}
 _BEFORE_WORDS = "\"'“¡¿([{-"
-_AFTER_WORDS = "\"'.。,\uff0c!\uff01?\uff1f:\uff1a”)]}、"  # some of full width
+_AFTER_WORDS = "\"'.。,\uff0c!\uff01?\uff1f:\uff1a”)]}、"  # some are full-width characters
 _NO_CHARACTER = "\ufffd"  # decoded from bytes of an incomplete character
 
 
@@ -119,7 +119,7 @@ class TokenTimes:
     """Times and probabilities of the tokens of a window.
 
     start, end: (n,) float64. Seconds from the start of the audio, without gaps.
-    probabilities: (n,) float64, among the tokens of texts and their end; 0 of a time.
+    probabilities: (n,) float64, normalized over text tokens and the end token; 0 for a timestamp.
     """
 
     start: NDArray[np.float64]
@@ -135,11 +135,12 @@ def token_times(
     speech: SpeechEntry,
     start_token_id: int,
 ) -> TokenTimes:
-    """Return the times of the new tokens of a window, ``num_frames`` of which have sound.
+    """Return the times of the new tokens of a window.
 
-    token_ids: the new tokens, with that which ends them.
+    token_ids: the new tokens, including the end token.
     seek: first frame of the window.
-    start_token_id: that every text begins with; tokens of texts and their end are below it.
+    num_frames: frames of the window that have sound.
+    start_token_id: the token that begins every text; text tokens and the end token are below it.
     """
     assert speech.alignment is not None  # the request was checked
     num_positions = max(num_frames * speech.num_positions // speech.num_frames, 1)
@@ -155,7 +156,7 @@ def token_times(
 def _probabilities(
     logits: NDArray[np.float32], token_ids: Sequence[int], num_texts: int
 ) -> NDArray[np.float64]:
-    """Return the probability of each token among the first; 0 of any other, (n,)."""
+    """Return each token's probability among the first ``num_texts`` tokens, (n,); 0 for others."""
     of_texts = logits[:, :num_texts]
     exponentials = np.exp(of_texts - of_texts.max(axis=1, keepdims=True))
     ids = np.array(token_ids)
@@ -175,7 +176,8 @@ def words_of_segment(
 ) -> tuple[SpokenWord, ...]:
     """Return the words of a segment with their times.
 
-    first: index of its first token in the window. language: code; None: it has spaces.
+    first: index of the segment's first token in the window.
+    language: language code; None: a language with spaces.
     """
     texts = [
         index
@@ -199,7 +201,7 @@ def words_of_segment(
 
 @dataclass
 class TokenGroup:
-    """Tokens that are one word, by their indices, and its text."""
+    """A word: its text and the indices of its tokens."""
 
     text: str
     indices: list[int]
@@ -212,7 +214,7 @@ class TokenGroup:
 def grouped(
     token_ids: Sequence[int], decode: Callable[[Sequence[int]], str], *, has_spaces: bool
 ) -> list[TokenGroup]:
-    """Return the words of tokens of text alone; without ``has_spaces`` each character is one."""
+    """Return the words of text tokens; without ``has_spaces`` each character is a word."""
     groups = _characters(token_ids, decode)
     return _with_punctuation(_at_spaces(groups) if has_spaces else groups)
 
@@ -228,7 +230,7 @@ def _characters(
         broken = text.find(_NO_CHARACTER)
         is_whole = broken < 0 or whole[num_read + broken : num_read + broken + 1] in (
             "",
-            _NO_CHARACTER,  # the text has it, broken or not
+            _NO_CHARACTER,  # the whole text has this character too
         )
         if is_whole or stop == len(token_ids):
             groups.append(TokenGroup(text, list(range(begin, stop))))
@@ -237,7 +239,7 @@ def _characters(
 
 
 def _at_spaces(groups: Sequence[TokenGroup]) -> list[TokenGroup]:
-    """Join groups that are not punctuation and do not begin with a space to the group before."""
+    """Join each group without a space in front, except punctuation, to the group before it."""
     words: list[TokenGroup] = []
     for group in groups:
         begins = group.text.startswith(" ") or group.text.strip() in string.punctuation

@@ -1,4 +1,4 @@
-"""faster-whisper's API over a bundle: its classes, options, defaults and records, as of 1.2.1.
+"""API of faster-whisper 1.2.1 over a bundle: its classes, options, defaults and records.
 
 | faster-whisper | here |
 |---|---|
@@ -17,7 +17,7 @@
 | batch_size | windows of a ``BatchedDecoder``, which share engine calls |
 | log_progress, num_workers, download_root, local_files_only, revision, use_auth_token | ignored |
 
-Everything else is refused by its name: see ``records`` and ``WhisperModel``.
+Any other option is refused by name; see ``records`` and ``WhisperModel``.
 """
 
 from dsbd_ort.audio.voice_activity import VadOptions

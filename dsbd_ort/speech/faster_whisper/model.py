@@ -34,10 +34,10 @@ Found = tuple[Iterator[TranscribedSegment], TranscriptionInfo]
 
 _OF_DOWNLOADS = {"download_root", "local_files_only", "revision", "use_auth_token"}
 _ANY_TYPE = ("default", "auto")
-_PAUSE_MS = 160  # that ends a part of a batch
+_PAUSE_MS = 160  # a pause that ends a part of a batch
 _OPTIONS = {field.name for field in fields(TranscriptionOptions)} - {"temperatures"}
 _THRESHOLDS = ("compression_ratio_threshold", "log_prob_threshold", "no_speech_threshold")
-_DEFAULT_TOKENS = -1  # in ``suppress_tokens``: those of the model
+_DEFAULT_TOKENS = -1  # in ``suppress_tokens``: the model's suppressed tokens
 
 
 def decode_audio(
@@ -52,7 +52,7 @@ def decode_audio(
 
 
 class WhisperModel:
-    """A bundle of a Whisper model. Threads may share it; their windows wait for each other."""
+    """A bundle of a Whisper model. Threads may share it; only one window is decoded at a time."""
 
     def __init__(
         self,
@@ -64,9 +64,9 @@ class WhisperModel:
         num_workers: int = 1,
         **others: Any,
     ) -> None:
-        """Open the bundle in a folder; ``device``: "auto" is "cpu", others are providers.
+        """Open the bundle in a folder. ``device``: a provider; "auto" is "cpu".
 
-        num_workers is ignored, and which model is downloaded to where: none is.
+        num_workers and the options of downloads are ignored: nothing is downloaded.
         """
         if not os.path.isdir(model_size_or_path):
             raise InputError(
@@ -93,7 +93,7 @@ class WhisperModel:
 
     @property
     def model(self) -> WhisperModel:
-        """The object that has ``is_multilingual``."""
+        """The object with ``is_multilingual``, as in faster-whisper."""
         return self
 
     @property
@@ -120,9 +120,9 @@ class WhisperModel:
         language_detection_segments: int = 1,
         **options: Any,
     ) -> Found:
-        """Return the segments, decoded as they are read, and what is known of the audio.
+        """Return the segments, which are decoded as they are read, and facts about the audio.
 
-        options: ``temperature``, one or several to try in turn, and other fields of
+        options: ``temperature`` (one, or several to try in turn) and other fields of
             ``TranscriptionOptions``. log_progress is ignored.
         """
         asked = _asked(options, self.speech)
@@ -140,7 +140,7 @@ class WhisperModel:
         language_detection_segments: int = 1,
         language_detection_threshold: float = 0.5,
     ) -> Language:
-        """Return the language of samples, its probability, and the probabilities of all."""
+        """Return the language of samples, its probability, and those of all languages."""
         if audio is None or features is not None:
             raise InputError("features are not supported; give audio, the samples")
         heard = _heard(_samples(audio), vad_parameters, uses_vad=vad_filter)
@@ -156,7 +156,7 @@ class WhisperModel:
         several: tuple[int, float],
         batch_size: int = 1,
     ) -> Found:
-        """See ``transcribe``; ``several``: windows and threshold of the detection of a language."""
+        """See ``transcribe``; ``several``: windows and threshold of the language detection."""
         spoken = self._language(heard, asked, language, several)
         request = self._request(asked, task, spoken[0])
         segments = self._segments(heard, request, asked, batch_size)
@@ -182,8 +182,8 @@ class WhisperModel:
                 self._transcription(part, request, asked, is_one_window) for part in parts
             ]
             for by_part in self.pipeline.rounds(transcriptions):
-                for (begin, _), found in zip(batch, by_part, strict=True):
-                    for segment in found:
+                for (begin, _), segments in zip(batch, by_part, strict=True):
+                    for segment in segments:
                         their = _their(segment, self.speech, begin / SAMPLING_RATE)
                         yield heard.times.segment(their)
 
@@ -240,7 +240,7 @@ class WhisperModel:
 
 
 class BatchedInferencePipeline:
-    """Transcribes the parts of an audio with speech together, each of a window at most."""
+    """Transcribes the parts of an audio with speech together; a part is at most one window."""
 
     def __init__(self, model: WhisperModel) -> None:
         self.model = model
@@ -260,22 +260,22 @@ class BatchedInferencePipeline:
     ) -> Found:
         """See ``WhisperModel.transcribe``; only the first temperature is used, without thresholds.
 
-        ``clip_timestamps``: clips, each with the seconds of its "start" and "end".
+        clip_timestamps: clips; each has "start" and "end" in seconds.
         """
         speech, clips = self.model.speech, options.pop("clip_timestamps", None)
         asked = _asked({"without_timestamps": True, **options}, speech)
-        samples, most = _samples(audio), speech.chunk_seconds * SAMPLING_RATE
+        samples, max_samples = _samples(audio), speech.chunk_seconds * SAMPLING_RATE
         if clips:
             times = [(each["start"] * SAMPLING_RATE, each["end"] * SAMPLING_RATE) for each in clips]
             heard = Heard(samples, [(int(begin), int(end)) for begin, end in times])
-        elif vad_filter or len(samples) < most:
+        elif vad_filter or len(samples) < max_samples:
             heard = _heard(samples, vad_parameters, speech.chunk_seconds, uses_vad=vad_filter)
         else:
             raise InputError(
                 f"the audio has {len(samples) / SAMPLING_RATE:.0f} s; expected less than "
                 f"{speech.chunk_seconds}, or vad_filter=True, or clip_timestamps"
             )
-        heard.chunks = _joined(heard.parts, 0 if clips else most)
+        heard.chunks = _joined(heard.parts, 0 if clips else max_samples)
         alone: dict[str, Any] = {
             "temperatures": asked.temperatures[:1],
             "condition_on_previous_text": False,
@@ -288,9 +288,10 @@ class BatchedInferencePipeline:
 
 @dataclass
 class Heard:
-    """An audio and its parts that are heard.
+    """An audio and the parts of it that are transcribed.
 
-    vad: the options that found them. chunks: parts of the speech that are a window each.
+    vad: the options with which the parts were detected.
+    chunks: parts of the joined speech, each decoded as one window; None: decode windows in turn.
     """
 
     samples: Samples
@@ -327,7 +328,7 @@ def _samples(audio: Audio) -> Samples:
 def _heard(
     samples: Samples, given: VadParameters, longest_s: float | None = None, *, uses_vad: bool
 ) -> Heard:
-    """Return the parts to be heard; ``longest_s``: of a batch."""
+    """Return the parts to transcribe; ``longest_s``: longest part in a batch, in seconds."""
     if not uses_vad:
         return Heard(samples, [(0, len(samples))])
     options = given if isinstance(given, VadOptions) else VadOptions(**given or {})
@@ -338,13 +339,13 @@ def _heard(
     return Heard(samples, speech_parts(samples, options, silero()), options)
 
 
-def _joined(parts: Sequence[Part], most: int) -> list[Part]:
-    """Return parts, which follow each other, joined to at most ``most`` samples, as they follow."""
+def _joined(parts: Sequence[Part], max_samples: int) -> list[Part]:
+    """Return consecutive parts joined in order, up to ``max_samples``, in joined coordinates."""
     joined: list[Part] = []
     end = 0
     for begin, stop in parts:
         length = stop - begin
-        if joined and end + length - joined[-1][0] <= most:
+        if joined and end + length - joined[-1][0] <= max_samples:
             joined[-1] = joined[-1][0], end + length
         else:
             joined.append((end, end + length))
@@ -353,7 +354,7 @@ def _joined(parts: Sequence[Part], most: int) -> list[Part]:
 
 
 def _their(segment: Segment, speech: SpeechEntry, offset: float) -> TranscribedSegment:
-    """Return a segment as faster-whisper's; ``offset``: seconds before its audio."""
+    """Return a segment in faster-whisper's form; ``offset``: seconds before its part."""
     words = [
         Word(
             round(each.start + offset, 2), round(each.end + offset, 2), each.word, each.probability

@@ -1,4 +1,4 @@
-"""Records of faster-whisper: words, segments, what is known of a transcription, and its options."""
+"""Records of faster-whisper: words, segments, facts about a transcription, and its options."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dsbd_runtime.errors import InputError
 
 
 class _Record:
-    def _asdict(self) -> dict[str, Any]:  # of its first versions, which were named tuples
+    def _asdict(self) -> dict[str, Any]:  # early versions of faster-whisper had named tuples
         return dataclasses.asdict(self)  # type: ignore[call-overload, no-any-return]
 
 
@@ -48,8 +48,8 @@ class TranscribedSegment(_Record):
 class TranscriptionOptions:
     """Options by faster-whisper's names, with the defaults of its ``WhisperModel.transcribe``.
 
-    Constructed with other values than these, ``hallucination_silence_threshold`` and the fields
-    ``patience``, ``prepend_punctuations`` and ``append_punctuations`` are an InputError.
+    Values other than the default raise InputError for ``patience``,
+    ``hallucination_silence_threshold``, ``prepend_punctuations`` and ``append_punctuations``.
     """
 
     beam_size: int = 5
@@ -98,7 +98,7 @@ _FIXED: Mapping[str, str] = {
 
 @dataclass
 class TranscriptionInfo:
-    """Language, seconds of the audio and of its parts with speech, and the options."""
+    """Language, seconds of the audio, seconds of its parts with speech, and the options."""
 
     language: str
     language_probability: float

@@ -1,9 +1,10 @@
-"""Windows decoded by faster-whisper's rules, where they differ from transformers'.
+"""Windows decoded by the rules of faster-whisper that differ from those of transformers.
 
-The text before a window begins with the hot words, and ends where a temperature was high. A token's
-probability is that among the allowed ones, and the length of a text is that without its end. If the
-texts at all temperatures are poor, the most probable one is used. With times of words, the next
-window begins after the last word. After the end of the audio, features are zeros.
+The text before a window begins with the hot words, and does not reach back beyond a window with a
+high temperature. A token's probability is normalized over the allowed tokens, and the length of a
+text excludes its end token. If the texts at all temperatures are poor, the most probable one is
+used. With times of words, the next window begins after the last word. After the end of the audio,
+features are zeros.
 """
 
 from __future__ import annotations
@@ -39,16 +40,16 @@ _PADDING = 160  # zeros after the samples
 T = TypeVar("T")
 Steps = Generator[Requests, Any, Any]
 Language = tuple[str, float, list[tuple[str, float]] | None]
-"""A language, its probability, and those of all, the most probable first; None: unknown."""
+"""A language, its probability, and the probabilities of all languages, highest first (or None)."""
 
 
 class RankedTexts(WindowTexts):
-    """Decodes texts of windows, which begin with the tokens ``begun``."""
+    """Decodes texts of windows; each text begins with the tokens ``begun``."""
 
     begun: Sequence[int] = ()
 
     def answers(self, inputs: RequestInputs, no_speech_prob: float) -> Answers:
-        """Return the text at the first temperature with a good one, or the most probable one."""
+        """Return the first good text, in order of temperatures, or else the most probable text."""
         request, texts = self.speech_request, list[WindowText]()
         for temperature in request.temperature:
             samples = yield from self._sampled(inputs, temperature, may_give_up=False)
@@ -58,19 +59,22 @@ class RankedTexts(WindowTexts):
             texts.append(replace(best, compression_ratio=ratio))
             if not texts[-1].is_poor(request) or texts[-1].is_silence(request, no_speech_prob):
                 return texts[-1:]
-        most = request.compression_ratio_threshold
-        rare = [each for each in texts if most is None or each.compression_ratio <= most]
+        max_ratio = request.compression_ratio_threshold
+        rare = [each for each in texts if max_ratio is None or each.compression_ratio <= max_ratio]
         best = max(rare or texts, key=lambda each: each.avg_logprob)
         return [replace(best, temperature=texts[-1].temperature)]
 
     def is_silence(self, text: WindowText, no_speech_prob: float) -> bool:
-        """See the base; without ``logprob_threshold`` each text is improbable."""
-        most, least = self.speech_request.no_speech_threshold, self.speech_request.logprob_threshold
-        is_probable = least is not None and text.avg_logprob > least
-        return most is not None and no_speech_prob > most and not is_probable
+        """See the base; without ``logprob_threshold`` every text counts as improbable."""
+        max_no_speech, min_logprob = (
+            self.speech_request.no_speech_threshold,
+            self.speech_request.logprob_threshold,
+        )
+        is_probable = min_logprob is not None and text.avg_logprob > min_logprob
+        return max_no_speech is not None and no_speech_prob > max_no_speech and not is_probable
 
     def _score(self, text: WindowText) -> float:
-        num_tokens = len(text.token_ids)  # without the end, unlike here
+        num_tokens = len(text.token_ids)  # without the end token; avg_logprob includes it
         logprob = text.avg_logprob * (num_tokens + 1)
         penalty: float = self.speech_request.options["length_penalty"]
         return logprob / float(max(num_tokens, 1) ** penalty)
@@ -81,7 +85,7 @@ class RankedTexts(WindowTexts):
             *([partial(_begin, num_prompt, self.begun)] if self.begun else []),
             *([_among_allowed] if is_search else []),
         ]
-        half = self.speech_request.most_previous + 1  # of the model's context
+        half = self.speech_request.most_previous + 1  # half of the model's context
         options = {"max_new_tokens": min(half, 2 * half - num_prompt)}
         options |= super()._options_at(temperature, num_prompt)
         return {**options, "logits_processors": tuple(changed)}
@@ -121,9 +125,10 @@ class RankedTranscription(WhisperTranscription):
     def detection(
         self, num_windows: int, threshold: float
     ) -> Generator[Requests, list[DecodeResult], Language]:
-        """Return the language of the first windows.
+        """Return the language of the first ``num_windows`` windows.
 
-        It is that of the first window with a probability above ``threshold``, or that of the most.
+        It is the language of the first window whose probability is above ``threshold``, or else the
+        language of the most windows.
         """
         begin = min(self._spans()[0][0], max(self._num_frames - 1, 0))
         end = max(self._num_frames, 1)
@@ -190,19 +195,19 @@ class RankedTranscription(WhisperTranscription):
                 yield segment
 
     def _times(self, window: Window, answer: WindowText, align: Align) -> TokenTimes:
-        """See the base; the text is aligned without times and the text before."""
+        """See the base; the alignment reads neither timestamps nor the text before."""
         mark = self._speech.no_timestamps_token_id
         is_text = [token < self._start for token in answer.token_ids]
         prompt_ids = [token for token in self._first_tokens() if token != mark]
         read = [mark, *compress(answer.token_ids, is_text), mark]  # the last is not read
-        found = self._aligned(window, prompt_ids, read, align)
-        at = np.cumsum(is_text)  # tokens of no text have no times that are read
-        return TokenTimes(found.start[at], found.end[at], found.probabilities[at])
+        times = self._aligned(window, prompt_ids, read, align)
+        at = np.cumsum(is_text)  # times of timestamp tokens are never used
+        return TokenTimes(times.start[at], times.end[at], times.probabilities[at])
 
     def _previous(self) -> list[int]:
-        most = self._request.most_previous
-        hot = [] if self._texts.begun else self._encoded(self._asked.hotwords)[:most]
-        said = [token for segment in self._said for token in segment][-most:]
+        max_tokens = self._request.most_previous
+        hot = [] if self._texts.begun else self._encoded(self._asked.hotwords)[:max_tokens]
+        said = [token for segment in self._said for token in segment][-max_tokens:]
         return [self._speech.previous_token_id, *hot, *said] if hot or said else []
 
     def _encoded(self, text: str | None) -> list[int]:
@@ -211,16 +216,16 @@ class RankedTranscription(WhisperTranscription):
 
 
 class OpenedPipeline(Pipeline):
-    """A pipeline that decodes several such transcriptions together, and as far as is asked for."""
+    """A pipeline that decodes several transcriptions together, only as far as they are read."""
 
     def rounds(
         self, transcriptions: Sequence[RankedTranscription]
     ) -> Iterator[list[list[Segment]]]:
-        """Yield the new segments of each audio after each call of the engines, which all share."""
-        found: list[list[Segment]] = [[] for _ in transcriptions]
+        """Yield the new segments of each audio after each round of shared engine calls."""
+        new_segments: list[list[Segment]] = [[] for _ in transcriptions]
         with contextlib.ExitStack() as stack:
-            sent: dict[Steps, Any] = {}  # the results that each is sent, None first
-            for transcription, segments in zip(transcriptions, found, strict=True):
+            sent: dict[Steps, Any] = {}  # the results to send to each generator, at first None
+            for transcription, segments in zip(transcriptions, new_segments, strict=True):
                 steps = transcription.steps(segments.append, align_of(self))
                 sent[stack.enter_context(contextlib.closing(steps))] = None
             while sent:
@@ -228,8 +233,8 @@ class OpenedPipeline(Pipeline):
                 for steps, results in sent.items():
                     with contextlib.suppress(StopIteration):
                         requests[steps] = steps.send(results)
-                yield [segments.copy() for segments in found]
-                for segments in found:
+                yield [segments.copy() for segments in new_segments]
+                for segments in new_segments:
                     segments.clear()
                 together = [*chain.from_iterable(requests.values())]
                 decoded = iter(self.models.decoded(together) if together else ())
@@ -243,7 +248,7 @@ class OpenedPipeline(Pipeline):
 def _begin(
     num_prompt: int, begun: Sequence[int], path: NDArray[np.int64], scores: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Leave only the next of the tokens that a text begins with."""
+    """Allow only the next token of ``begun`` while the text has not repeated all of them."""
     place = len(path) - num_prompt
     if place >= len(begun):
         return scores
@@ -253,6 +258,6 @@ def _begin(
 
 
 def _among_allowed(_: NDArray[np.int64], scores: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return log-probabilities among the allowed tokens, by which CTranslate2 ranks beams."""
+    """Return log-probabilities normalized over allowed tokens; CTranslate2 ranks beams by them."""
     largest = scores.max()
     return np.asarray(scores - (largest + np.log(np.exp(scores - largest).sum())))

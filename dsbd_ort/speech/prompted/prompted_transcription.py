@@ -1,7 +1,7 @@
 """Transcription of an audio by a language model that reads sound in its prompt.
 
-A long audio is cut at quiet places. Each part is a conversation; the recipe of the model's kind
-writes its prompt, and reads its answer.
+A long audio is cut at quiet places. Each part becomes a conversation: the recipe of the model's
+kind writes the prompt and parses the answer.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,9 +29,9 @@ from dsbd_runtime.parts.given.given_rows import GivenEntry
 from dsbd_runtime.text.chat_template import ChatTemplate
 from dsbd_runtime.text.tokenizer import Tokenizer
 
-MOST_SECONDS = 60.0  # of a part: keys and values of a minute of Qwen3-ASR 1.7B take 180 MB
-_MOST_TOKENS = 512  # of the text of a part
-_SEARCHED_SECONDS = 5.0  # at the end of a part, for its quietest place
+MOST_SECONDS = 60.0  # longest part: keys and values of a minute of Qwen3-ASR 1.7B take 180 MB
+_MOST_TOKENS = 512  # longest text of a part
+_SEARCHED_SECONDS = 5.0  # end of a part in which its quietest place is searched
 _QUIET_SECONDS = 0.1
 _WITHOUT_SPACES = ("ja", "th", "yue", "zh")
 _NEVER = {
@@ -92,7 +92,7 @@ def _language(language: Any, recipe: Recipe) -> str | None:
 class SoundPrompts:
     """Prompts that transcribe a sound.
 
-    room: most rows of a sound; the other half of the context is for the answer.
+    room: maximum rows of a sound, half of the free context; the other half is for the answer.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class SoundPrompts:
         language: str | None,
         most_seconds: float = MOST_SECONDS,
     ) -> None:
-        """Take the length of a part; CapacityError: the text leaves no room."""
+        """``most_seconds``: longest part; CapacityError: the prompt's text leaves no room."""
         self._reader, self._asked = reader, asked
         self._rate = sound.entry.sampling_rate
         self._recipe = RECIPES[sound.entry.recipe]
@@ -123,21 +123,21 @@ class SoundPrompts:
         return self._reader.read(self._recipe.messages(sound, self._asked), answer=self._begun)
 
 
-_LEARNED_SECONDS = 30.0  # of a part: about as much as the most tokens that a draft learns
+_LEARNED_SECONDS = 30.0  # longest part in training: about the longest text that a draft learns
 
 
 def learned_prompts(
     given: GivenEntry, context_length: int, folder: Path, language: str | None, task: str | None
 ) -> Callable[[Audio], Iterator[MediaPrompt]]:
-    """Return a function that yields the prompts of an audio, from which a draft learns.
+    """Return a function that yields the prompts of an audio, for training a draft.
 
-    folder: of the tokenizer and the chat template.
+    folder: the folder of the tokenizer and the chat template.
 
-    InputError: the model's prompts have no such language or task.
+    InputError: the model's prompts cannot name this language or task.
     """
     tokenizer = Tokenizer(folder, bos_token_id=None)
     reader = MediaReader(given, context_length, tokenizer, lambda: ChatTemplate.from_folder(folder))
-    assert reader.sound is not None  # the caller has asked
+    assert reader.sound is not None  # the caller has checked it
     sound, recipe = reader.sound, RECIPES[reader.sound.entry.recipe]
     asked, rate = Asked(task=_task(task or TASKS[0], recipe)), sound.entry.sampling_rate
     prompts = SoundPrompts(reader, sound, asked, _language(language, recipe), _LEARNED_SECONDS)
@@ -158,7 +158,8 @@ class PromptedTranscription(Transcription):
     ) -> None:
         """Read the options.
 
-        InputError, ConfigError: one is invalid. CapacityError: the text before leaves no room.
+        InputError, ConfigError: an option is invalid. CapacityError: the prompt's text leaves no
+        room for a sound.
         """
         self._sound, self._samples = sound, samples
         self._rate = sound.entry.sampling_rate
@@ -213,17 +214,17 @@ class PromptedTranscription(Transcription):
         return self._recipe.said(token_ids, self._pipeline.tokenizer, self._request.language)
 
 
-def quiet_parts(samples: Samples, rate: int, most: int) -> Iterator[tuple[int, int]]:
-    """Yield first and last sample of the parts of an audio, of ``most`` samples or fewer.
+def quiet_parts(samples: Samples, rate: int, max_samples: int) -> Iterator[tuple[int, int]]:
+    """Yield the parts of an audio, each at most ``max_samples`` long, as (begin, end) samples.
 
     A part ends at the beginning of the quietest tenth of a second in its last five seconds, or in
-    its second half, as in transformers' extractor of Cohere Transcribe; the last part at the end of
-    the audio.
+    its second half if that is shorter, as in transformers' extractor of Cohere Transcribe. The last
+    part ends at the end of the audio.
     """
     begin, size = 0, round(_QUIET_SECONDS * rate)
-    while len(samples) - begin > most:
-        num_searched = min(round(_SEARCHED_SECONDS * rate), most // 2)
-        start = begin + most - num_searched
+    while len(samples) - begin > max_samples:
+        num_searched = min(round(_SEARCHED_SECONDS * rate), max_samples // 2)
+        start = begin + max_samples - num_searched
         end = start + num_searched // 2
         num_blocks = -(-num_searched // size) - 1
         if num_blocks > 0:

@@ -1,6 +1,6 @@
-"""Recipes: how a kind of speech language model is asked to transcribe, and how it answers.
+"""Recipes: the prompts that ask a kind of speech language model to transcribe, and its answers.
 
-A new kind is a row of ``RECIPES``; the manifest of a sound names its row.
+To add a kind, add a row to ``RECIPES``; the manifest's entry of a sound names the row.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from dsbd_ort.speech.transcript import TASKS
 from dsbd_runtime.text.chat_messages import Message
 from dsbd_runtime.text.tokenizer import Tokenizer
 
-_MARK = "<asr_text>"  # after the language
+_MARK = "<asr_text>"  # follows the language in an answer
 _BEGIN = "language "
-_NO_LANGUAGE = "None"  # of silence
+_NO_LANGUAGE = "None"  # the language of silence
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,11 +32,11 @@ class Recipe:
     """A user's turn: the sound and an instruction. ``initial_prompt`` replaces the instruction.
 
     Attributes:
-        instruction: to transcribe.
+        instruction: instruction to transcribe.
         instruction_with_words: instruction that the hot words follow; None: the prompt has no place
             for them, and a gain favours them.
-        instruction_to_translate: into English; None: the model cannot.
-        languages: names of the languages that a prompt can name, by their codes.
+        instruction_to_translate: instruction to translate into English; None: the model cannot.
+        languages: languages that a prompt can name: names by codes.
     """
 
     instruction: str = ""
@@ -53,7 +53,7 @@ class Recipe:
         return self.instruction_with_words is not None
 
     def messages(self, sound: Message, asked: Asked) -> list[Message]:
-        """Return the conversation, whose next turn is the answer."""
+        """Return the conversation; the next turn is the model's answer."""
         text, words = self.instruction, asked.words if self.reads_words else ()
         if asked.task != TASKS[0]:
             text = self.instruction_to_translate or ""
@@ -64,7 +64,7 @@ class Recipe:
         return [{"role": "user", "content": [sound, {"type": "text", "text": text}]}]
 
     def begun(self, language: str | None) -> str:
-        """Return how the answer begins if the language with this code is requested."""
+        """Return the beginning of the answer if the language with this code is requested."""
         return ""
 
     def said(
@@ -72,17 +72,16 @@ class Recipe:
     ) -> tuple[str | None, str]:
         """Return the language of an answer, if known, and its text.
 
-        The language is its code, or its name if it has no code here. ``language``: the requested
-        one.
+        The language is a code, or a name if it has no code here. ``language``: the requested code.
         """
         return language, tokenizer.decode(token_ids).strip()
 
 
 @dataclass(frozen=True, kw_only=True)
 class SystemRecipe(Recipe):
-    """Qwen3-ASR's: the system's turn is the text and the words, the user's turn is the sound.
+    """Recipe of Qwen3-ASR: text and words are the system message, the sound is the user message.
 
-    The model's turn is the language, a mark, and the text.
+    The answer is the language, a mark, and the text.
     """
 
     def messages(self, sound: Message, asked: Asked) -> list[Message]:
@@ -101,14 +100,14 @@ class SystemRecipe(Recipe):
         """See Recipe."""
         if language is not None:
             return super().said(token_ids, tokenizer, language)
-        # The mark may be a special token, which texts lack.
+        # The mark may be a special token, which decoding drops.
         mark = tokenizer.encode(_MARK, add_special_tokens=False)
         if len(mark) == 1 and mark[0] in token_ids:
             at = list(token_ids).index(mark[0])
             before, text = (tokenizer.decode(ids) for ids in (token_ids[:at], token_ids[at + 1 :]))
         else:
-            before, found, text = tokenizer.decode(token_ids).partition(_MARK)
-            if not found:
+            before, mark_text, text = tokenizer.decode(token_ids).partition(_MARK)
+            if not mark_text:
                 return None, before.strip()
         name = before.strip().removeprefix(_BEGIN).strip()
         codes = {name: code for code, name in self.languages.items()}

@@ -1,1 +1,1 @@
-"""Transcription as Whisper's: windows with times, tried at several temperatures."""
+"""Transcription in Whisper's way: windows with times, tried at several temperatures."""

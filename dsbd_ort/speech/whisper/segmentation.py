@@ -1,11 +1,11 @@
 """Segments of one window: its text divided at times, and the start of the next window.
 
-As in transformers' Whisper. Two times in a row end one segment and begin the next. If a text ends
+As in transformers' Whisper, two times in a row end one segment and begin the next. If a text ends
 with a single time, nothing follows it in its window. If it ends with two times, or with text after
-the last two, the window's end cut it: the next window begins at the last time.
+the last two, the end of the window cut it: the next window begins at the last time.
 
-A text requested without times may still have some, in any order, and need not begin with one. It is
-divided in the same way, but its segments have the times of the window, unlike in transformers.
+A text requested without times may still have times, in any order, and need not begin with one. It
+is divided in the same way, but unlike in transformers its segments have the times of the window.
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ class TimedPart:
 
 @dataclass(frozen=True)
 class WindowParts:
-    """The segments of a window in order, and the frames from its start to that of the next."""
+    """The segments of a window in order, and the frames from its start to the next window."""
 
     parts: tuple[TimedPart, ...]
     num_frames: int
@@ -38,9 +38,9 @@ def parts_of_window(
 ) -> WindowParts:
     """Return the segments of a window.
 
-    token_ids: the new tokens, without that which ends them.
-    seek, num_frames: first frame of the window, and its frames within the audio.
-    has_times: whether the text was requested with times, and follows their rules.
+    token_ids: the new tokens, without the end token.
+    seek, num_frames: first frame of the window, and number of its frames within the audio.
+    has_times: whether the text was requested with times, and so follows their rules.
     """
     first = speech.first_timestamp
     seconds = FRAMES_A_POSITION * speech.seconds_per_frame  # from one time to the next
@@ -48,7 +48,7 @@ def parts_of_window(
     is_time = [speech.is_time(token) for token in token_ids]
     ends_alone = is_time[-2:] == [False, True]
     ends = [i + 1 for i in range(len(is_time) - 1) if is_time[i] and is_time[i + 1]]
-    # in float32, as transformers: a frame less where it rounds down
+    # in float32 as in transformers, which may round down to one frame less
     in_seconds = np.float32(num_frames) * np.float32(speech.seconds_per_frame)
     num_positions = int(in_seconds / np.float32(seconds))
     if not ends:
@@ -74,11 +74,11 @@ def parts_of_window(
     if ends_alone:
         return WindowParts(tuple(parts), num_frames)
     last_time = token_ids[ends[-1] - 2] - first
-    # a text requested without times may have two times of the window's start, and no end
+    # a text requested without times may end with two times 0: then the whole window is done
     return WindowParts(tuple(parts), last_time * FRAMES_A_POSITION or num_frames)
 
 
 def without_second_end(token_ids: tuple[int, ...], speech: SpeechEntry) -> tuple[int, ...]:
-    """Return the tokens of a segment as a prompt: with one time at its end."""
+    """Return the tokens of a segment for use in a prompt: with only one time at its end."""
     is_cut = len(token_ids) > 2 and speech.is_time(token_ids[-2])
     return token_ids[:-1] if is_cut else token_ids

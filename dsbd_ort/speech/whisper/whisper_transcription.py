@@ -2,8 +2,8 @@
 
 A window is decoded by beam search. If its text compresses too well or is improbable, it is sampled
 at increasing temperatures until the text is good, or skipped as silence. The times in its text set
-the start of the next window. Each window takes one or a few requests, which are yielded
-(independent ones together); the caller runs them and sends the results back.
+the start of the next window. Each window takes a few requests, which are yielded (independent ones
+together); the caller runs them and sends the results back.
 """
 
 from collections.abc import Generator, Iterator, Sequence
@@ -25,12 +25,12 @@ from dsbd_ort.speech.window_texts import Requests, SpeechPipeline, WindowText
 from dsbd_ort.speech.words import Align, TokenTimes, token_times, words_of_segment
 from dsbd_runtime.parts.source.speech_entry import SoundFeatures, SpeechEntry
 
-_LOW_TEMPERATURE = 0.5  # below it a text is good enough as a prompt of the next window
+_LOW_TEMPERATURE = 0.5  # below this, a text is good enough to prompt the next window
 
 
 @dataclass(frozen=True)
 class _Heard:
-    """Probabilities after the start token: of silence, and of each language among all."""
+    """Probability of silence after the start token, and of each language, normalized over all."""
 
     no_speech_prob: float
     languages: dict[str, float]
@@ -42,7 +42,7 @@ class Window:
 
     Attributes:
         seek: its first feature frame.
-        num_frames, num_sound: its frames within the features, and those of them that are sound.
+        num_frames, num_sound: number of its frames within the features, and within the audio.
         before: the tokens of the text before it.
     """
 
@@ -54,7 +54,7 @@ class Window:
 
 
 class WhisperTranscription(Transcription):
-    """Transcription of one audio by an encoder-decoder; a subclass may change the rules."""
+    """Transcription of one audio by an encoder-decoder; subclasses may change the rules."""
 
     def __init__(
         self,
@@ -89,14 +89,17 @@ class WhisperTranscription(Transcription):
         return LogMel(MelForm.of_windows(self._speech)).windows(samples)
 
     def _spans(self) -> list[tuple[int, int]]:
-        """Return the parts to be decoded: the first frame of each, and the frame after its last."""
+        """Return the parts to decode, each as its first frame and the frame after its last."""
         num_heard = -(-self._num_samples // self._speech.hop_length)  # the rest is padding
         return [(0, min(self._features.num_frames, num_heard))]
 
     def _window(self, seek: int, end: int) -> Window:
-        most = self._speech.num_frames
-        num_frames, num_sound = min(self._features.num_frames - seek, most), min(end - seek, most)
-        source = SoundFeatures(self._features.window(seek, most))
+        window_frames = self._speech.num_frames
+        num_frames, num_sound = (
+            min(self._features.num_frames - seek, window_frames),
+            min(end - seek, window_frames),
+        )
+        source = SoundFeatures(self._features.window(seek, window_frames))
         return Window(seek, num_frames, num_sound, source, self._previous())
 
     def _decoded(
@@ -120,17 +123,17 @@ class WhisperTranscription(Transcription):
             return window.num_frames
         if self._request.num_return_sequences > 1:
             self._alternatives += [self._alternative(each, window.seek) for each in answers]
-        found = parts_of_window(
+        parts = parts_of_window(
             answer.token_ids,
             window.seek,
             window.num_frames,
             self._speech,
             has_times=self._has_times,
         )
-        for segment in self._new_segments(found, window, answer, heard, times):
+        for segment in self._new_segments(parts, window, answer, heard, times):
             if on_segment is not None:
                 on_segment(segment)
-        return found.num_frames
+        return parts.num_frames
 
     def _previous(self) -> list[int]:
         said = [token for tokens in self._said for token in tokens] if self._conditions else []
@@ -152,9 +155,9 @@ class WhisperTranscription(Transcription):
     ) -> Generator[Requests, list[DecodeResult], _Heard]:
         scores: list[NDArray[np.float64]] = []
 
-        def listen(_: NDArray[np.int64], found: NDArray[np.float64]) -> NDArray[np.float64]:
-            scores.append(found.copy())
-            return found
+        def listen(_: NDArray[np.int64], next_scores: NDArray[np.float64]) -> NDArray[np.float64]:
+            scores.append(next_scores.copy())
+            return next_scores
 
         config = DecodingConfig(strategy="greedy", max_new_tokens=1, logits_processors=(listen,))
         request = self._pipeline.request_of(RequestInputs(prompt_ids, source), config)
@@ -168,7 +171,7 @@ class WhisperTranscription(Transcription):
         return _Heard(no_speech_prob, dict(zip(languages, shares, strict=True)))
 
     def _first_tokens(self) -> list[int]:
-        """Return the tokens that select the text: start, language, task, with or without times."""
+        """Return the tokens before the text: start, language, task, and without times or not."""
         tokens = [self._start]
         if self._speech.languages is not None and self._speech.tasks is not None:
             assert self._language is not None  # detected before
@@ -208,14 +211,14 @@ class WhisperTranscription(Transcription):
 
     def _new_segments(
         self,
-        found: WindowParts,
+        parts: WindowParts,
         window: Window,
         answer: WindowText,
         heard: _Heard,
         times: TokenTimes | None,
     ) -> Iterator[Segment]:
         first = 0  # segments follow each other without a gap
-        for part in found.parts:
+        for part in parts.parts:
             segment = Segment(
                 id=len(self._segments),
                 seek=window.seek,
