@@ -1,1 +1,1 @@
-"""Audio: files to samples at a model's rate, features of sounds, parts with speech."""
+"""Audio: files to samples at a model's rate, features of sounds, detection of speech."""

@@ -44,7 +44,8 @@ _FFMPEG = "ffmpeg -i FILE -ar 16000 -ac 1 audio.wav"
 class _Opened:
     """An opened audio file.
 
-    num_frames: of a channel, None if unknown. blocks: (frames, num_channels) float32 or float64.
+    num_frames: samples of a channel, None if unknown.
+    blocks: (frames, num_channels) float32 or float64 each.
     """
 
     sampling_rate: int
@@ -64,13 +65,13 @@ def read_audio(
 
     They are read-only, so that a transcription need not copy them. WAV files of integers or floats
     need no package; FLAC, MP3, Ogg and others need ``soundfile``, of the extra ``audio``. If a file
-    is a concatenation of several, all are read.
+    is a concatenation of several files, all are read.
 
-    max_seconds: a longer audio is refused, as soon as it is known to be longer.
+    max_seconds: longer audio is refused as soon as its length is known.
     is_cancelled: called for each block; once it returns True, reading ends with an InputError.
 
-    InputError: it cannot be read, is not audio, is cut, has no samples, too many or some that are
-    not finite, or an unusual sampling rate or number of channels.
+    InputError: the file cannot be read, is not audio or is cut; it has no samples, too many, or
+    some that are not finite; its sampling rate or number of channels is unusual.
     """
     with contextlib.ExitStack() as stack:
         file, name = _opened_file(source, stack)
@@ -102,7 +103,7 @@ def _resampled_pieces(
                 _check(opened, name, max_seconds)
                 mixed = (_mixed(block, name) for block in opened.blocks)
                 yield from resampled(mixed, opened.sampling_rate, sampling_rate)
-        finally:  # even if the file seemed to end early
+        finally:  # soundfile takes a read error for the end of the file
             if section.error is not None:
                 raise section.error
 
@@ -136,9 +137,12 @@ def _opened_file(source: AudioSource, stack: contextlib.ExitStack) -> tuple[Bina
 def _opened_audio(
     section: Section, stream: MpegStream | None, name: str, stack: contextlib.ExitStack
 ) -> _Opened:
-    if wav.is_wav(section) and (found := wav.read_format(section, name)) is not None:
+    if wav.is_wav(section) and (wav_format := wav.read_format(section, name)) is not None:
         return _Opened(
-            found.sampling_rate, found.num_channels, found.num_frames, wav.frames(section, found)
+            wav_format.sampling_rate,
+            wav_format.num_channels,
+            wav_format.num_frames,
+            wav.frames(section, wav_format),
         )
     section.seek(0)
     if stream is not None and stream.said_samples is not None:
@@ -171,7 +175,7 @@ def _opened_by_soundfile(
         num_frames = stream.num_samples
     elif not 0 <= opened.frames < 2**62:
         num_frames = None
-    if num_frames != opened.frames:  # a search after every block, by this number, would fail
+    if num_frames != opened.frames:  # soundfile would seek after every block by the wrong number
         opened.seekable = lambda: False
 
     blocks = _blocks_of_soundfile(opened, num_frames, name)
@@ -181,7 +185,7 @@ def _opened_by_soundfile(
 def _blocks_of_soundfile(
     opened: Any, num_frames: int | None, name: str
 ) -> Iterator[NDArray[np.floating]]:
-    """Yield blocks, (frames, channels) float32, of which there should be ``num_frames`` frames."""
+    """Yield blocks, (frames, channels) float32; in all there should be ``num_frames`` frames."""
     num_read = 0
     try:
         if opened.seekable():
@@ -201,7 +205,7 @@ def _blocks_of_soundfile(
 def _soundfile(name: str) -> ModuleType:
     try:
         import soundfile
-    except (ImportError, OSError) as error:  # OSError: without its library libsndfile
+    except (ImportError, OSError) as error:  # OSError: its library libsndfile is missing
         raise InputError(
             f"{name} is not a WAV file of integers or floats; other formats need the package "
             f"soundfile ({install_hint('audio')}), or a conversion to WAV with: {_FFMPEG}"
@@ -257,7 +261,7 @@ def _joined(
     name: str,
     is_cancelled: Callable[[], bool],
 ) -> Samples:
-    """Return blocks as one array, which grows with them because headers may be wrong."""
+    """Return blocks as one array. It grows with the blocks, because headers may be wrong."""
     samples = np.empty(0, np.float32)
     num_samples = 0
     for block in blocks:

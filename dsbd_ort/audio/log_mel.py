@@ -4,8 +4,8 @@ A frame is ``n_fft`` samples around every ``hop_length``-th sample. Its power sp
 by triangular filters, evenly spaced on a mel scale. The log10 of the result is clipped at 8 below
 the maximum of the whole audio, and scaled to about -1 to 1.
 
-Frames are computed in blocks, so that memory in addition to samples and features does not grow with
-the audio. The features of long audio need not be in memory either: ``LogMel.windows``.
+Frames are computed in blocks, so that only the samples and features take memory that grows with the
+audio. With ``LogMel.windows`` the features of long audio need not be in memory either.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ Floats = NDArray[np.float64]
 
 _BLOCK = 3000  # frames computed at a time: 30 s, about 20 MB
 _RANGE = 8.0  # decades below the maximum that are kept
-_FLOOR = 1e-10  # of a power, before its logarithm
+_FLOOR = 1e-10  # least power, before the logarithm
 _MAX_HERTZ = 8000.0
-_LINEAR_HERTZ, _LINEAR_MELS = 1000.0, 15.0  # up to here Slaney's scale is linear, then logarithmic
+_LINEAR_HERTZ, _LINEAR_MELS = 1000.0, 15.0  # Slaney's scale is linear below, logarithmic above
 _MELS_PER_LOG = 27.0 / np.log(6.4)
 
 
@@ -38,8 +38,9 @@ class MelForm:
 
     Attributes:
         window_length: samples of the Hann window, which is in the middle of a frame.
-        least_samples: shorter audio is padded to it with zeros.
-        is_htk: whether the mel scale is HTK's, and triangles have height 1; else Slaney's, area 1.
+        least_samples: shorter audio is padded with zeros to this length.
+        is_htk: True: HTK's mel scale and triangles of height 1. False: Slaney's scale and triangles
+            of area 1.
         keeps_last: whether the frame after the last whole hop is kept.
     """
 
@@ -54,7 +55,7 @@ class MelForm:
 
     @classmethod
     def of(cls, sound: SpeechEntry | GivenSound, least_samples: int) -> MelForm:
-        """Return Whisper's form with the sizes of a manifest's entry; windows fill a frame."""
+        """Return Whisper's form with the sizes of a manifest's entry; a window fills its frame."""
         return cls(
             num_mels=sound.num_mels,
             n_fft=sound.n_fft,
@@ -66,13 +67,13 @@ class MelForm:
 
     @classmethod
     def of_windows(cls, speech: SpeechEntry) -> MelForm:
-        """Return Whisper's form, in which audio shorter than a window is padded to it."""
+        """Return Whisper's form; audio shorter than 30 s (``chunk_seconds``) is padded to it."""
         return cls.of(speech, speech.chunk_seconds * speech.sampling_rate)
 
 
 @functools.cache
 def mel_filters(num_mels: int, n_fft: int, sampling_rate: int, *, is_htk: bool = False) -> Floats:
-    """Return weights of frequencies, (n_fft // 2 + 1, num_mels) float64; see ``MelForm``."""
+    """Return the weights of the frequencies, (n_fft // 2 + 1, num_mels) float64."""
     mels, hertz = (_htk_mels, _htk_hertz) if is_htk else (_mels, _hertz)
     lowest, highest = mels(np.array([0.0, _MAX_HERTZ]))
     edges = hertz(np.linspace(lowest, highest, num_mels + 2))
@@ -109,12 +110,12 @@ def _hertz(mels: Floats) -> Floats:
 
 
 class LogMel:
-    """Computes the features of audio in the form of a model."""
+    """Computes the features of audio with the settings of a model."""
 
     def __init__(self, form: MelForm) -> None:
         self._form = form
         self._hop, self._n_fft = form.hop_length, form.n_fft
-        self._least = max(form.least_samples, form.n_fft)  # reflections need as many
+        self._least = max(form.least_samples, form.n_fft)  # reflections need n_fft samples
         self._filters = mel_filters(
             form.num_mels, form.n_fft, form.sampling_rate, is_htk=form.is_htk
         )
@@ -125,8 +126,8 @@ class LogMel:
     def __call__(self, samples: Samples) -> Samples:
         """Return the features of an audio, (num_mels, frames) float32.
 
-        samples: (n,) float32; frames are n divided by the hop length. Audio shorter than the least
-            is padded to it with zeros. InputError: the samples are invalid.
+        samples: (n,) float32. The number of frames is n divided by the hop length. Audio with fewer
+            than ``least_samples`` is padded with zeros. InputError: the samples are invalid.
         """
         padded = self._padded(samples)
         features = np.empty((self._form.num_mels, self.num_frames(len(padded))), np.float32)
@@ -135,7 +136,7 @@ class LogMel:
         return _scaled(features, float(features.max()))
 
     def windows(self, samples: Samples) -> FeatureWindows:
-        """Return the features as windows, which are computed when read; raises as a call."""
+        """Return the features as windows, which are computed when read; errors as ``__call__``."""
         padded = self._padded(samples)
         if len(padded) == self._least:
             features = self(samples)
@@ -158,7 +159,7 @@ class LogMel:
         return np.pad(checked, (0, missing)) if missing > 0 else checked
 
     def num_frames(self, num_samples: int) -> int:
-        """Return the frames of an audio of so many samples."""
+        """Return the number of frames of an audio with ``num_samples`` samples."""
         return max(num_samples, self._least) // self._hop + self._form.keeps_last
 
     def _blocks(self, padded: Samples) -> Iterator[tuple[int, Floats]]:
@@ -178,7 +179,7 @@ class LogMel:
 
 
 def _reflected(samples: Samples, begin: int, end: int) -> Floats:
-    """Return samples ``begin`` to ``end - 1``, (end - begin,); those outside are reflections."""
+    """Return samples ``begin`` to ``end - 1``, (end - begin,); beyond the audio, reflections."""
     num_samples = len(samples)
     parts = [samples[max(begin, 0) : end]]
     if begin < 0:
@@ -189,7 +190,7 @@ def _reflected(samples: Samples, begin: int, end: int) -> Floats:
 
 
 def _scaled(logs: Samples, maximum: float) -> Samples:
-    """Scale logarithms in place, cut below the maximum of the whole audio; return them."""
+    """Clip logarithms at 8 below the audio's maximum, scale them in place, and return them."""
     np.maximum(logs, np.float32(maximum - _RANGE), out=logs)
     logs += np.float32(4.0)
     logs /= np.float32(4.0)
@@ -197,7 +198,7 @@ def _scaled(logs: Samples, maximum: float) -> Samples:
 
 
 class FeatureWindows:
-    """Features of an audio, ``num_frames`` of them, by windows that begin anywhere."""
+    """Features of an audio with ``num_frames`` frames, read as windows that may begin anywhere."""
 
     def __init__(self, num_frames: int, computed: Callable[[int, int], Samples]) -> None:
         """``computed(first, last)`` returns frames, (num_mels, last - first) float32."""
@@ -205,10 +206,10 @@ class FeatureWindows:
         self._computed = computed
 
     def window(self, first: int, length: int) -> Samples:
-        """Return the features of frames ``first`` on, (num_mels, length) float32.
+        """Return the features of ``length`` frames from ``first`` on, (num_mels, length) float32.
 
-        After the last frame they are zeros, as in the training of the model. A frame outside of the
-        audio is an InputError.
+        After the last frame of the audio they are zeros, as in the training of the model.
+        InputError: ``first`` is outside of the audio.
         """
         if not 0 <= first < self.num_frames:
             raise InputError(f"frame {first}: the audio has frames 0 to {self.num_frames - 1}")

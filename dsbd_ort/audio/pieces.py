@@ -1,7 +1,7 @@
-"""Audio files concatenated in one file, as ``cat`` and some recorders write them.
+"""Audio files that are concatenated in one file, as ``cat`` and some recorders write them.
 
 The length of an MPEG stream (MP3, MP2) may be in its first frame (Xing, Info, VBRI). If not, its
-frames are counted, because their bit rate may change. Nothing is decoded here.
+frames are counted, because their bit rate may change. This module decodes nothing.
 """
 
 import io
@@ -15,7 +15,8 @@ from typing import BinaryIO, NamedTuple
 _SYNC = re.compile(rb"\xff[\xe2-\xe7\xf2-\xf7\xfa-\xff][\x10-\x1b\x20-\x2b\x30-\x3b\x40-\x4b"
                    rb"\x50-\x5b\x60-\x6b\x70-\x7b\x80-\x8b\x90-\x9b\xa0-\xab\xb0-\xbb\xc0-\xcb"
                    rb"\xd0-\xdb\xe0-\xeb]")  # fmt: skip
-"""Three bytes that may begin a frame: neither a reserved version, layer or rate nor free format."""
+"""Three bytes that may begin a frame. Reserved versions, layers and rates and free format do not
+match."""
 _RATES = (44_100, 48_000, 32_000)
 _KBITS = {  # (whether version 1, layer): the bit rates of indices 1 to 14
     (True, 1): tuple(range(32, 449, 32)),
@@ -27,12 +28,12 @@ _KBITS = {  # (whether version 1, layer): the bit rates of indices 1 to 14
 }
 _SIDE_BYTES = {(True, False): 32, (True, True): 17, (False, False): 17, (False, True): 9}
 """Bytes between the header of a frame and its Xing header, by (version 1, mono)."""
-_HEAD_BYTES = 54  # of a frame, to the end of a number of frames
-_LEAST_SEARCH, _MOST_SEARCH = 2**10, 2**16  # bytes at a time; the next frame is near
+_HEAD_BYTES = 54  # bytes of a frame up to the end of the number of frames in its header
+_LEAST_SEARCH, _MOST_SEARCH = 2**10, 2**16  # bytes searched at a time; the next frame is near
 
 
 class _Frame(NamedTuple):
-    """A frame by its header: its bytes, its samples of a channel, and what its stream shares."""
+    """A frame by its header: its bytes, samples of a channel, and the properties of its stream."""
 
     num_bytes: int
     num_samples: int
@@ -41,10 +42,12 @@ class _Frame(NamedTuple):
 
 @dataclass(frozen=True)
 class MpegStream:
-    """Frames of one kind that follow each other, the bytes from ``begin`` to ``end``.
+    """Consecutive frames of one kind, in the bytes from ``begin`` to ``end``.
 
-    num_samples: of a channel in its complete frames, without its header.
-    said_samples: samples by its header; None without a header.
+    num_samples: samples of a channel in the complete frames, without the header frame.
+    said_samples: number of samples that the header frame states, 0 if it states none; None without
+        a header frame.
+    frame_samples: samples of a channel in one frame.
     """
 
     begin: int
@@ -55,7 +58,7 @@ class MpegStream:
 
 
 def after_id3(file: BinaryIO, begin: int) -> int:
-    """Return the place after the ID3v2 tag at ``begin``, which is ``begin`` without a tag."""
+    """Return the place after the ID3v2 tag at ``begin``; without a tag, ``begin`` itself."""
     file.seek(begin)
     head = file.read(10)
     if len(head) < 10 or head[:3] != b"ID3":
@@ -65,7 +68,7 @@ def after_id3(file: BinaryIO, begin: int) -> int:
 
 
 def mpeg_streams(file: BinaryIO, begin: int, end: int) -> Iterator[MpegStream]:
-    """Yield the streams among the bytes from ``begin`` to ``end``; tags between are skipped."""
+    """Yield the streams in the bytes from ``begin`` to ``end``, without the tags between them."""
     place = _next_frame(file, begin, end)
     while place is not None:
         stream = _stream(file, place, end)
@@ -78,7 +81,7 @@ def _stream(file: BinaryIO, begin: int, end: int) -> MpegStream:
     file.seek(begin)
     head = file.read(_HEAD_BYTES)
     first = _frame(head[:4])
-    assert first is not None  # by ``_next_frame``
+    assert first is not None  # ``_next_frame`` checked it
     said = _said_frames(head, first)
     place = begin if said is None else begin + first.num_bytes
     num_frames = 0
@@ -96,7 +99,7 @@ def _stream(file: BinaryIO, begin: int, end: int) -> MpegStream:
 
 
 def _next_frame(file: BinaryIO, begin: int, end: int) -> int | None:
-    """Return the place of the first frame that another of its kind follows, None without any."""
+    """Return the place of the first frame that a frame of the same kind follows, or None."""
     first, size = after_id3(file, begin), _LEAST_SEARCH
     while first < end:
         file.seek(first)
@@ -115,7 +118,7 @@ def _next_frame(file: BinaryIO, begin: int, end: int) -> int | None:
 
 @lru_cache(maxsize=1024)
 def _frame(header: bytes) -> _Frame | None:
-    """Return the frame that four bytes begin, None if they begin none."""
+    """Return the frame that begins with these four bytes; None if they begin no frame."""
     if len(header) < 4 or not _SYNC.match(header):
         return None
     version, layer = header[1] >> 3 & 3, 4 - (header[1] >> 1 & 3)
@@ -131,7 +134,7 @@ def _frame(header: bytes) -> _Frame | None:
 
 
 def _said_frames(head: bytes, frame: _Frame) -> int | None:
-    """Return the number of frames in a header, 0 if unknown; None: the frame is not a header."""
+    """Return the number of frames that a header frame states, 0 if none; None: not a header."""
     is_first, layer, _, is_mono = frame.kind
     if layer != 3:
         return None
@@ -144,8 +147,8 @@ def _said_frames(head: bytes, frame: _Frame) -> int | None:
     return None
 
 
-_SIZES = {b"RIFF": "<4xI", b"FORM": ">4xI", b".snd": ">4xII"}  # of the file, by its first bytes
-_PATTERNS = {  # of the first bytes, by which the beginning of another file is found
+_SIZES = {b"RIFF": "<4xI", b"FORM": ">4xI", b".snd": ">4xII"}  # a file's size, by its first bytes
+_PATTERNS = {  # first bytes of a file, to search for the beginning of the next file
     b"fLaC": re.compile(rb"fLaC[\x00\x80]\x00\x00\x22"),
     b"OggS": re.compile(rb"OggS\x00[\x02\x03]\x00{8}"),
 }
@@ -157,9 +160,9 @@ _ENDLESS = 2**40
 
 
 class Section:
-    """Some bytes of a file as a file of its own; ``is_endless``: reports a size of 1 TiB.
+    """Some bytes of a file as a separate file; with ``is_endless`` it reports a size of 1 TiB.
 
-    C code reads it by callbacks, which cannot raise exceptions: an error of reading is stored in
+    C code reads it with callbacks, which cannot raise exceptions. So a read error is stored in
     ``error``, and the section ends there.
     """
 
@@ -190,7 +193,7 @@ class Section:
         return data
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Move to a position; one before the beginning changes nothing."""
+        """Move to a position; a position before the beginning is ignored."""
         place = offset + (0, self._place, self._size)[whence]
         self._place = place if place >= 0 else self._place
         return self._place
@@ -200,7 +203,7 @@ class Section:
 
 
 def pieces(file: BinaryIO) -> Iterator[tuple[Section, MpegStream | None]]:
-    """Yield the audio files within a file, MPEG audio with its stream; unknown kinds whole."""
+    """Yield the audio files within a file, MPEG audio with its stream; other kinds as one file."""
     end = file.seek(0, io.SEEK_END)
     begin = min(after_id3(file, 0), end)
     file.seek(begin)
@@ -223,9 +226,9 @@ def _later_beginnings(file: BinaryIO, kind: bytes, begin: int, end: int) -> Iter
     if kind in _SIZES:
         yield from _after_sizes(file, kind, begin, end)
     elif kind in _PATTERNS:
-        place_after = begin  # of an Ogg file, after the first page of the stream before
+        place_after = begin  # for Ogg, the place after the previous stream's first page
         for place in _matches(file, _PATTERNS[kind], begin, end):
-            if place > place_after:  # not one of the streams that an Ogg file begins with together
+            if place > place_after:  # else one of several streams at the beginning of an Ogg file
                 yield place
             place_after = _page_end(file, place) if kind == b"OggS" else place
 

@@ -1,9 +1,9 @@
-"""Samples at another rate: a windowed sinc, tabulated for the phases of the outputs.
+"""Resampling with a windowed sinc, tabulated for the phases of the outputs.
 
 Output n lies at n * step / phases of the input, where step / phases is the ratio of both rates in
 lowest terms: an output of 16 kHz lies 441 / 160 samples of 44.1 kHz after the one before it, so
-there are 160 phases, each with its own taps. Rates with many more phases, such as 44,101 Hz and
-16,000, have a table of some of them: the taps of a phase are interpolated between both nearest.
+there are 160 phases, each with its own taps. Pairs of rates with many more phases, such as 44,101
+and 16,000 Hz, have a table of only some phases; taps of the others are interpolated.
 """
 
 import math
@@ -26,12 +26,12 @@ _BLOCK_TAPS = 2**22
 class Taps(NamedTuple):
     """The filter of every phase.
 
-    table: (num_phases, 2 * half) float32. Tap j of an output in phase p weighs the input
-        ``half - 1 - j`` samples before the last one that is not after the output. If there are too
-        many phases, (n + 1, 2 * half): row r is for the phase r / n * num_phases.
-    num_phases: after so many outputs the phases are the same again.
-    step: outputs of a phase follow each other by so many inputs.
-    half: inputs on either side of an output.
+    table: (num_phases, 2 * half) float32. Let i be the last input that is not after an output in
+        phase p. Tap j of the output weighs input i - (half - 1 - j). If there are too many phases,
+        (n + 1, 2 * half): row r is for the phase r / n * num_phases.
+    num_phases: number of outputs after which the phases repeat.
+    step: number of inputs between two outputs of the same phase.
+    half: number of inputs on either side of an output.
     """
 
     table: Samples
@@ -57,10 +57,10 @@ def taps_between(from_rate: int, to_rate: int) -> Taps:
     num_phases, step = to_rate // divisor, from_rate // divisor
     lower = min(1.0, to_rate / from_rate)  # relative to the input's rate
     half = math.ceil(_ZERO_CROSSINGS / lower)
-    most = math.ceil(_MOST_PHASES * lower)
+    max_rows = math.ceil(_MOST_PHASES * lower)
     delays = np.arange(num_phases) / num_phases
-    if num_phases > most:
-        delays = np.linspace(0, 1, most + 1)
+    if num_phases > max_rows:
+        delays = np.linspace(0, 1, max_rows + 1)
     offsets = np.arange(1 - half, half + 1) - delays[:, None]
     window = np.i0(_BETA * np.sqrt(np.maximum(1 - (offsets / half) ** 2, 0))) / np.i0(_BETA)
     table = np.sinc(_CUTOFF * lower * offsets) * window
@@ -82,7 +82,7 @@ def resampled(blocks: Iterable[Samples], from_rate: int, to_rate: int) -> Iterat
     for block in blocks:
         num_inputs += len(block)
         buffer = np.concatenate([buffer, block])
-        # the last output whose taps all lie in the inputs so far
+        # outputs before this one have all their inputs
         end = max(0, (num_inputs - taps.half) * taps.num_phases // taps.step)
         if end > num_done:
             yield from _outputs(buffer, taps, num_done, end, dropped)
@@ -96,7 +96,7 @@ def resampled(blocks: Iterable[Samples], from_rate: int, to_rate: int) -> Iterat
 
 
 def _outputs(buffer: Samples, taps: Taps, begin: int, end: int, dropped: int) -> Iterator[Samples]:
-    """Yield outputs ``begin`` to ``end - 1``; of the padded input ``dropped`` are gone."""
+    """Yield outputs ``begin`` to ``end - 1``; ``buffer`` lacks the first ``dropped`` inputs."""
     windows = np.lib.stride_tricks.sliding_window_view(buffer, 2 * taps.half)
     block = min(_BLOCK, _BLOCK_TAPS // (2 * taps.half))
     for first in range(begin, end, block):

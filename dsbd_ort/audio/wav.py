@@ -1,4 +1,4 @@
-"""WAV files: PCM of 8 to 32 bits and floats, read by blocks with numpy alone."""
+"""WAV files: PCM of 8 to 32 bits and floats, read in blocks with only numpy."""
 
 import io
 import struct
@@ -14,20 +14,20 @@ from dsbd_runtime.errors import InputError
 _PCM, _FLOAT, _EXTENSIBLE = 1, 3, 0xFFFE
 _FORMATS = {_PCM: (8, 16, 24, 32), _FLOAT: (32, 64)}
 _UNKNOWN_SIZE = 0x7FFF_0000
-"""A data chunk of this size or more, or of 0, was written by a program that did not know the size:
-it ends with the file."""
+"""A data chunk of this size or more, or of size 0, was written by a program that did not know the
+size. Such a chunk ends with the file."""
 _MOST_FORMAT_BYTES = 4096
 _MOST_CHUNKS = 10_000
 MOST_MISSING_S = 0.02
-"""Seconds that may be missing: some writers count the header or a whole last block."""
+"""Seconds that may be missing: some writers include the header or a whole last block in sizes."""
 _BLOCK_FRAMES = 65_536
 
 
 @dataclass(frozen=True, kw_only=True)
 class WavFormat:
-    """How the samples of a WAV file are stored.
+    """The format of the samples in a WAV file.
 
-    num_bytes: of all samples that follow; None: to the end of the file.
+    num_bytes: bytes of all samples that follow; None: up to the end of the file.
     """
 
     is_float: bool
@@ -42,27 +42,27 @@ class WavFormat:
 
     @property
     def num_frames(self) -> int | None:
-        """Samples of a channel; None: to the end of the file."""
+        """Number of samples of a channel; None: up to the end of the file."""
         if self.num_bytes is None or not self.num_channels:
             return None
         return self.num_bytes // self.frame_bytes
 
 
 def is_wav(file: Section) -> bool:
-    """Return whether a file begins as a WAV file; its position is the start before and after."""
+    """Return whether a file, now at its start, begins as a WAV file; its position is kept."""
     head = file.read(12)
     file.seek(0)
     return head[:4] in (b"RIFF", b"RF64") and head[8:] == b"WAVE"
 
 
 def read_format(file: Section, name: str) -> WavFormat | None:
-    """Return the format of a WAV file, whose position is then its first sample.
+    """Return the format of a WAV file, and move to its first sample.
 
-    None: another encoding, such as mu-law. Raises InputError if it is cut, or has no format.
+    None: another encoding, such as mu-law. InputError: the file is cut, or has no format.
     """
     file.seek(12)
     fields: bytes | None = None
-    long_size = 0  # of the samples, in files that may have 4 GiB of them (RF64)
+    long_size = 0  # bytes of samples in files that may have more than 4 GiB (RF64)
     for _ in range(_MOST_CHUNKS):
         head = file.read(8)
         if len(head) < 8:
@@ -96,24 +96,26 @@ def _format(fields: bytes, name: str) -> WavFormat | None:
         (kind,) = struct.unpack_from("<H", fields, 24)
     if bits not in _FORMATS.get(kind, ()):
         return None
-    found = WavFormat(
+    wav_format = WavFormat(
         is_float=kind == _FLOAT,
         bits=bits,
         num_channels=num_channels,
         sampling_rate=rate,
     )
-    if num_channels and frame_bytes != found.frame_bytes:
+    if num_channels and frame_bytes != wav_format.frame_bytes:
         raise InputError(
             f"{name} is a WAV file whose header contradicts itself: {num_channels} channels of "
-            f"{bits} bits take {found.frame_bytes} bytes, it says {frame_bytes}"
+            f"{bits} bits take {wav_format.frame_bytes} bytes, it says {frame_bytes}"
         )
-    return found
+    return wav_format
 
 
 def _num_bytes(file: Section, said: int, byte_rate: int, name: str) -> int | None:
-    """Return how many bytes of samples follow; None: to the end of the file; InputError: too few.
+    """Return the bytes of samples that follow; None: up to the end of the file.
 
-    ``said``: bytes by the header, 0 if unknown; ``byte_rate``: bytes per second.
+    said: bytes that the header states, 0 if unknown.
+    byte_rate: bytes per second.
+    InputError: the file is cut.
     """
     begin = file.tell()
     num_there = file.seek(0, io.SEEK_END) - begin
@@ -143,7 +145,7 @@ def _are_chunks(file: Section, begin: int) -> bool:
 
 
 def frames(file: Section, wav: WavFormat) -> Iterator[NDArray[np.floating]]:
-    """Yield blocks of samples from -1 to 1, (frames, num_channels) float32; of float64, float64."""
+    """Yield samples from -1 to 1 in blocks, (frames, num_channels) float32 (float64 if stored)."""
     num_left = wav.num_frames
     while num_left != 0:
         wanted = _BLOCK_FRAMES if num_left is None else min(_BLOCK_FRAMES, num_left)

@@ -1,1 +1,1 @@
-"""Many prompts from a JSONL file: answered in order, resumable, by one process or several."""
+"""Batches: many prompts of a JSONL file, answered in order by one or more processes; resumable."""

@@ -1,6 +1,7 @@
-"""Sources of a batch's answers: one pipeline, or several members that answer a line each at a time.
+"""Sources of a batch's answers: one pipeline, or several members.
 
-Members are threads that share the calls of one pipeline, processes, or replicas of a cluster.
+Members are threads that share the engine calls of one pipeline, processes, or replicas of a
+cluster. A member answers one line at a time.
 """
 
 import contextlib
@@ -23,7 +24,7 @@ from dsbd_ort.batch.prompt_lines import BatchError, BatchSettings, LineAnswer, R
 from dsbd_ort.engine import Service, ServiceLimits
 
 WAIT_SECONDS = 0.2  # between two checks for an interruption
-_AHEAD = 8  # lines per member that may be answered before an earlier one is
+_AHEAD = 8  # lines per member that may be answered while an earlier line is not
 
 Answers = Generator[LineAnswer, None, None]
 Member = TypeVar("Member")
@@ -35,9 +36,9 @@ class Backlog:
     """The lines of a batch that are left to answer."""
 
     settings: BatchSettings
-    fingerprint: str  # of the settings, part of each answer's request hash
+    fingerprint: str  # hash of the settings, part of each answer's request hash
     lines: Iterator[RawLine]
-    is_interrupted: Callable[[], bool]  # whether the batch has to end before the last line
+    is_interrupted: Callable[[], bool]  # returns whether the batch must end before the last line
 
 
 AnswerSource = Callable[[Backlog], Answers]
@@ -64,10 +65,10 @@ def answers_in_order(
     ask: Callable[[Member, RawLine, MayStop], LineAnswer | None],
     backlog: Backlog,
 ) -> Answers:
-    """Yield the answers of members that answer one line each at a time, in the order of the lines.
+    """Yield the answers of several members, in the order of the lines.
 
-    ask: called in a thread of each member, until the answer is there. It may return None once the
-    function that it receives returns True.
+    ask: called in one thread per member; returns the member's answer to a line. It may return None
+        once the function that it receives returns True.
     """
     idle: SimpleQueue[Member] = SimpleQueue()
     for member in members:
@@ -113,7 +114,7 @@ class SharedCalls:
 
         def ask(service: Service, line: RawLine, may_stop: MayStop) -> LineAnswer | None:
             answer = answer_line(service, backlog.settings, backlog.fingerprint, line, may_stop)
-            if not service.is_open:  # its error is that of the engines, not of the line
+            if not service.is_open:  # the error is the engines', not the line's
                 raise BatchError(
                     "the thread that runs the engines has ended; run the same command again to go "
                     "on, with a smaller --concurrency if memory ran out"
@@ -130,8 +131,8 @@ class _Worker:
     connection: Connection
 
     def answer(self, line: RawLine, may_stop: MayStop) -> LineAnswer | None:
-        """Return the answer, None if the batch may stop; raise BatchError if the worker ended."""
-        with contextlib.suppress(OSError):  # it has ended, see below
+        """Return the answer; None if ``may_stop``. BatchError: the worker process ended."""
+        with contextlib.suppress(OSError):  # the worker has ended, see below
             self.connection.send(line)
         try:
             while not self.connection.poll(WAIT_SECONDS):
@@ -152,7 +153,7 @@ class _Worker:
 
 @dataclass(frozen=True)
 class Workers:
-    """AnswerSource: processes of this machine that share its cores."""
+    """AnswerSource: several processes, which share the cores of this machine."""
 
     num_workers: int
 
@@ -177,7 +178,7 @@ def _started(
 ) -> Iterator[list[_Worker]]:
     workers: list[_Worker] = []
     try:
-        with handled_signals(SIGNALS, signal.SIG_IGN):  # to the group: this process ends them
+        with handled_signals(SIGNALS, signal.SIG_IGN):  # for the workers, which this process ends
             for _ in range(num_workers):
                 workers.append(_start(settings, fingerprint))
         yield workers
@@ -194,7 +195,7 @@ def _start(settings: BatchSettings, fingerprint: str) -> _Worker:
     ours, theirs = context.Pipe()
     process = context.Process(target=_work, args=(settings, fingerprint, theirs), daemon=True)
     process.start()
-    theirs.close()  # so that the end of the process closes the connection here
+    theirs.close()  # so that the connection closes here when the process ends
     return _Worker(process, ours)
 
 

@@ -26,9 +26,9 @@ TextGenerator = Pipeline | Service
 class Answer:
     """The answer to a prompt."""
 
-    text: str  # of the best sequence; as far as it was final, if the answer was interrupted
-    result: GenerationResult | None
-    # of the whole request, or up to the interruption; None before its first iteration
+    text: str  # text of the best sequence; if interrupted, the text that was final
+    result: GenerationResult | None  # None if the answer was interrupted
+    # statistics up to the end or the interruption; None before the first iteration
     stats: DecodingStats | None = None
 
 
@@ -59,7 +59,7 @@ def answer(
 
 
 class Interruption:
-    """The first signal received; a second one ends the process at once."""
+    """Records the first signal; a second signal ends the process at once."""
 
     def __init__(self) -> None:
         self._signal: int | None = None
@@ -69,7 +69,7 @@ class Interruption:
 
     @property
     def is_termination(self) -> bool:
-        """Whether the whole process is to end, not only the answer in progress."""
+        """Whether the whole process must end, not only the answer in progress."""
         return self._signal == signal.SIGTERM
 
     @property
@@ -84,7 +84,7 @@ class Interruption:
 
 @contextlib.contextmanager
 def handled_signals(numbers: Iterable[int], handler: Any) -> Iterator[None]:
-    """Let a handler of ``signal.signal`` receive these signals inside the block."""
+    """Install a handler for these signals inside the block (see ``signal.signal``)."""
     previous = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield

@@ -1,8 +1,8 @@
-"""A batch job: the lines that are left are answered, its output file, progress, the exit code.
+"""A batch job: answers the lines that are left, appends to the output file, shows progress.
 
-The output is append-only, one answer per line; an interrupted batch resumes from it. A line is
-written to the operating system as soon as it is answered, and synced to disk every few seconds and
-at the end. One process at a time writes to a file, by whatever path: the open file itself is
+The output has one answer per line; an interrupted batch resumes from it. A line is written to the
+operating system as soon as it is answered; the file is synced to disk every few seconds and at the
+end. Only one process at a time writes to a file, even by different paths: the open file itself is
 locked, and the lock ends with the process.
 """
 
@@ -33,7 +33,7 @@ from dsbd_ort.requests.prompts import without_languages
 from dsbd_ort.requests.results import JSON_VERSION, json_text
 
 SYNC_SECONDS = 5.0
-# Every line begins like this: a torn line that does is dropped, anything else is an error.
+# Every line begins like this. A torn line with this beginning is dropped; any other is an error.
 _HEAD = f'{{"version": {JSON_VERSION}, "line": '.encode()
 
 
@@ -48,7 +48,7 @@ class Journal:
         self.synced_at = clock()
 
     def resume(self, request_hashes: Iterable[str]) -> int:
-        """Return how many lines are done, without a torn last one; raise BatchError for others."""
+        """Return how many lines are done; drop a torn last line; BatchError: not these requests."""
         hashes = iter(request_hashes)
         num_done, torn = 0, b""
         with (
@@ -56,11 +56,11 @@ class Journal:
             open(self._descriptor, "rb", closefd=False) as lines,
         ):
             for line in lines:
-                found = None if torn else _request_of(line)
-                if found is None:
+                request = None if torn else _request_of(line)
+                if request is None:
                     torn += line
                     continue
-                if found != next(hashes, None):
+                if request != next(hashes, None):
                     raise self._foreign(num_done + 1, "is of another input or other options")
                 num_done += 1
                 self._size += len(line)
@@ -113,7 +113,7 @@ class StandardOutput:
 
 @contextlib.contextmanager
 def open_output(file: Path) -> Iterator[Journal | StandardOutput]:
-    """Open the output of a batch: ``-`` is stdout, any other path a file of ``open_journal``."""
+    """Open the output of a batch: ``-`` is stdout, any other path is opened by ``open_journal``."""
     if file != Path("-"):
         with open_journal(file) as journal:
             yield journal
@@ -130,7 +130,7 @@ def open_journal(
     clock: Callable[[], float] = time.monotonic,
     lock: Callable[..., bool] = lock_descriptor,
 ) -> Iterator[Journal]:
-    """Open or create the output, locked; raise BatchError if it cannot be written or is locked."""
+    """Open or create the output and lock it; BatchError: it cannot be written, or is locked."""
     if not file.parent.is_dir():
         raise BatchError(f"--output {file} cannot be written: make the folder {file.parent} first")
     if file.exists() and not file.is_file():
@@ -154,7 +154,7 @@ def open_journal(
         yield journal
         journal.sync()
     finally:
-        os.close(descriptor)  # which ends the lock
+        os.close(descriptor)  # also releases the lock
 
 
 @contextlib.contextmanager

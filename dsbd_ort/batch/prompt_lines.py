@@ -1,4 +1,4 @@
-"""Lines of a batch: settings that they share, prompts parsed from JSON, answers as JSON objects."""
+"""Lines of a batch: shared settings, prompts parsed from JSON, answers as JSON objects."""
 
 import hashlib
 import itertools
@@ -26,7 +26,7 @@ from dsbd_runtime.errors import InputError
 from dsbd_runtime.typed_json import in_short
 
 _log = logging.getLogger(__name__)
-_MOST_CHARACTERS = 1000  # of an error message, which may quote the line
+_MOST_CHARACTERS = 1000  # longest error message; it may quote the line
 MOST_LEVELS = 64
 """Depth of nested lists and objects that parsers, worker processes and templates accept."""
 _OPTIONS = frozenset((*OPTION_TABLE, *LANGUAGE_OPTIONS)) - {*IN_PYTHON_ALONE}
@@ -43,15 +43,15 @@ class BatchSettings:
     """Settings shared by all lines of a batch."""
 
     pipeline: PipelineSettings
-    options: dict[str, Any] = field(default_factory=dict)  # that were given; a line overrides them
+    options: dict[str, Any] = field(default_factory=dict)  # given options; a line overrides them
     is_chat: bool = False  # whether a prompt is a user message for the chat template
-    system: str | None = None  # the system message before such a prompt, None for none
+    system: str | None = None  # system message before a prompt of a chat; None: no such message
     chat_template_kwargs: dict[str, Any] | None = None  # more variables of the template
-    # of the batch, from which the seeds of lines are made if ``options`` have no seed
+    # the batch's seed: if ``options`` have no seed, seeds of lines are derived from it
     seed: int = field(default_factory=new_seed)
 
     def fingerprint(self) -> str:
-        """Return a hash of bundle, options and version; not of workers, threads or a drawn seed."""
+        """Return a hash of bundle, options and version, but not workers, threads or random seed."""
         bundle = open_bundle(self.pipeline.bundle)
         manifest = (bundle.path / MANIFEST_NAME).read_bytes()
         parts = [
@@ -82,7 +82,7 @@ def _trie_digest(options: dict[str, Any]) -> str | None:
 class RawLine:
     """A line of the input."""
 
-    number: int  # counted from 1; blank lines count, but are not requests
+    number: int  # counted from 1, including blank lines, which are not requests
     content: bytes
 
     def request_hash(self, fingerprint: str) -> str:
@@ -90,7 +90,7 @@ class RawLine:
         return hashlib.sha256(parts).hexdigest()[:24]
 
     def seed(self, seed: int) -> int:
-        """Return the line's seed, made of the batch's and the line's number."""
+        """Return the line's seed, derived from the batch's seed and the line's number."""
         return sample_seed(seed, self.number)
 
 
@@ -101,7 +101,7 @@ class PromptLine:
     prompt: str | None = None  # text to continue; None if there are ids or messages
     ids: list[int] | None = None  # token ids to continue
     messages: list[Any] | None = None  # a conversation for the chat template
-    options: dict[str, Any] = field(default_factory=dict)  # that this line sets
+    options: dict[str, Any] = field(default_factory=dict)  # options that this line sets
 
 
 def read_lines(file: Path) -> Iterator[RawLine]:
@@ -216,7 +216,7 @@ def answer_line(
         return _answered(generator, settings, line, prompt_line(fields), head, is_interrupted)
     except DsbdError as error:
         message = str(error)
-    except Exception as error:  # a bug that one line triggers must not cost the others
+    except Exception as error:  # a bug that one line triggers must not stop the other lines
         _log.debug("line %d", line.number, exc_info=True)
         message = f"internal error, {type(error).__name__}: {error}"
     fields = {**head, **error_object(message[:_MOST_CHARACTERS])}

@@ -1,10 +1,10 @@
 """Advice: the gain of a draft on this machine, and the change that would help most.
 
-The calls of both engines are timed by their rows. Then every strategy answers the prompts without
-and with the draft, whose policy knows these times. *Expected* is the gain that they explain: the
-engine calls of the plain answers, at these times, over those of the drafted ones. *Measured* is the
-time of the same answers after their first tokens: it also holds the loop, longer contexts and other
-work of the machine.
+Calls of both engines are timed for several numbers of rows. Then every strategy answers the prompts
+without and with the draft, whose policy uses these times. Two speed-ups are reported. *Expected* is
+the time of all engine calls without the draft over that with the draft, both computed from the
+measured times. *Measured* is the ratio of the times of the same answers after their first tokens.
+It also includes the decoding loop, longer contexts and other work of the machine.
 """
 
 import time
@@ -43,13 +43,13 @@ _STRATEGIES: dict[tuple[str, int], tuple[dict[str, Any], dict[str, Any]]] = {
     ),
 }
 _FIXED_LAYER: dict[str, Any] = {"draft_policy": "fixed", "draft_length": 1, "draft_beams": 1}
-NUM_STEPS = len(_STRATEGIES) + 3  # of ``advise``
-_LEAST_GAIN = 0.03  # of a speed-up that is worth a line
+NUM_STEPS = len(_STRATEGIES) + 3  # calls of ``on_step`` in ``advise``
+_LEAST_GAIN = 0.03  # least gain that is worth a line
 
 
 @dataclass(frozen=True)
 class Gain:
-    """Of a strategy: expected and measured speed-up, and tokens committed in an iteration."""
+    """A strategy's expected and measured speed-up, and its mean tokens per iteration."""
 
     strategy: str
     num_beams: int
@@ -62,9 +62,10 @@ class Gain:
 class Advice:
     """The measurements of a pair.
 
-    costs: seconds of calls by rows. agreement: share of the drafted tokens that are the target's in
-        greedy answers. gains: by strategy. greedy_at_half: expected speed-up of ``greedy`` if calls
-        of the draft took half of their time.
+    costs: seconds of calls by their rows.
+    agreement: in greedy answers, the share of drafted tokens that equal the target's.
+    gains: one for each strategy.
+    greedy_at_half: expected speed-up of ``greedy`` if calls of the draft took half of their time.
     """
 
     costs: EngineCosts
@@ -74,14 +75,14 @@ class Advice:
 
     @property
     def price(self) -> float:
-        """The time of a draft call of one row over that of the target."""
+        """The time of a draft call of one row over the time of such a target call."""
         return self.costs.draft.seconds[0] / self.costs.target.seconds[0]
 
 
 def measured_costs(pipeline: Pipeline) -> EngineCosts:
-    """Time the calls of both engines by rows.
+    """Time calls of both engines for several numbers of rows.
 
-    Raises BenchmarkError: no draft, an encoder-decoder, or too short a context.
+    BenchmarkError: the bundle has no draft, is an encoder-decoder, or its context is too short.
     """
     if not pipeline.has_draft:
         raise BenchmarkError(
@@ -105,9 +106,9 @@ def measured_costs(pipeline: Pipeline) -> EngineCosts:
 def advise(
     pipeline: Pipeline, prompts: Sequence[str], on_step: Callable[[], None] = lambda: None
 ) -> Advice:
-    """Judge the draft of a pipeline; ``on_step`` is called ``NUM_STEPS`` times.
+    """Measure the draft of a pipeline; ``on_step`` is called ``NUM_STEPS`` times.
 
-    Raises BenchmarkError: as ``measured_costs``.
+    Raises the errors of ``measured_costs``.
     """
     costs = measured_costs(pipeline)
     on_step()
@@ -131,7 +132,7 @@ def advise(
 
 
 def agreement_of(pipeline: Pipeline, prompts: Sequence[str]) -> float:
-    """Return how often the draft's most probable token is the target's, in greedy answers."""
+    """Return how often, in greedy answers, draft and target have the same most probable token."""
     options = {**_STRATEGIES["greedy", 1][1], **_FIXED_LAYER}
     stats = _answers(pipeline, prompts, options)
     num_drafted = sum(each.num_draft_tokens for each in stats)
@@ -139,7 +140,7 @@ def agreement_of(pipeline: Pipeline, prompts: Sequence[str]) -> float:
 
 
 def greedy_gain(pipeline: Pipeline, prompts: Sequence[str], costs: EngineCosts) -> float:
-    """Return the speed-up of greedy answers by the draft that these costs explain."""
+    """Return the speed-up of greedy answers by the draft, computed from these costs."""
     return _expected(pipeline, prompts, costs, 1, _STRATEGIES["greedy", 1][1])[0]
 
 
@@ -150,9 +151,9 @@ def _expected(
     num_beams: int,
     options: dict[str, Any],
 ) -> tuple[float, list[DecodingStats]]:
-    """Return the speed-up that calls of these costs explain, and the statistics of the answers.
+    """Return the speed-up computed from these costs, and the statistics of the answers.
 
-    The policy is given the costs; from answer to answer it learns how often drafts are accepted.
+    The draft policy uses the costs; from answer to answer it learns how often drafts are accepted.
     """
     learned, calls = pipeline.models.costs, PricedCalls(costs)
     pipeline.models.costs = calls
@@ -180,7 +181,7 @@ def _seconds_after_first(stats: DecodingStats) -> float:
 
 
 def sentences(advice: Advice, *, is_cheapest: bool) -> list[str]:
-    """Return what the figures say; is_cheapest: whether no export makes the draft cheaper."""
+    """Return the measurements in sentences; is_cheapest: no export makes the draft cheaper."""
     by_kind = {(gain.strategy, gain.num_beams): gain for gain in advice.gains}
     greedy = by_kind["greedy", 1].expected
     lines = [

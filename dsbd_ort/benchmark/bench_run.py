@@ -15,7 +15,7 @@ from dsbd_ort.decoding import STRATEGIES, DecodingConfig, DecodingStats
 from dsbd_ort.decoding.strategies import Strategy
 from dsbd_ort.pipeline import Pipeline
 
-# Signatures end where a token ends: a cut inside a word or an indent would leave half a token,
+# Each prompt ends at the end of a token. A cut inside a word or an indent would leave half a token,
 # which the model never saw in training.
 PROMPTS = (
     "def read_json(path):",
@@ -85,11 +85,11 @@ _SET_BY_BENCHMARK = ("seed", "eos_token_id")
 class BenchRun:
     """A strategy and its options."""
 
-    # given fields of DecodingConfig, the strategy among them
+    # given fields of DecodingConfig, including the strategy
     options: dict[str, Any] = field(hash=False)
     given_name: str | None = None  # the name of the run; None names it after its options
-    # name of the run to compare with; None: the same distribution without a draft; ``NO_BASELINE``:
-    # nothing
+    # name of the run to compare with; None: a run of the same distribution without a draft;
+    # ``NO_BASELINE``: no comparison
     baseline: str | None = None
     has_draft: bool = True
 
@@ -109,7 +109,7 @@ class BenchRun:
 
     @property
     def name(self) -> str:
-        """The given name, or one made of the options that differ: "dsbd W=4 fixed 4x4"."""
+        """The given name, or one made from the options, such as "dsbd W=4 fixed 4x4"."""
         if self.given_name is not None:
             return self.given_name
         config = self.config
@@ -137,17 +137,17 @@ def with_baselines(runs: list[BenchRun]) -> list[BenchRun]:
         if implied is None:
             complete.append(run)
             continue
-        known = [other for other in [*runs, *complete] if other.config == implied.config]
-        if not known:
+        runs_like_it = [other for other in [*runs, *complete] if other.config == implied.config]
+        if not runs_like_it:
             complete.append(implied)
-        name = (known or [implied])[0].name
+        name = (runs_like_it or [implied])[0].name
         complete.append(dataclasses.replace(run, baseline=name))
     _check_names(complete)
     return complete
 
 
 def _implied_baseline(run: BenchRun) -> BenchRun | None:
-    """Return the undrafted run of the same distribution, None for a baseline."""
+    """Return the run of the same distribution without a draft; None if the run is a baseline."""
     strategy = BASELINES.get(str(run.config.strategy))
     if strategy is None:
         return None
@@ -177,7 +177,7 @@ def _check_names(runs: list[BenchRun]) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class CommonSettings:
-    """Options of every run whose strategy has them, unless the run sets its own."""
+    """Options for every run whose strategy has them, unless the run sets them itself."""
 
     num_beams: Sequence[int] = (2, 4)
     # draft_length, draft_beams: None leaves them to DecodingConfig
@@ -201,7 +201,7 @@ class CommonSettings:
 
 
 def runs_of(strategies: Sequence[str], common: CommonSettings) -> list[BenchRun]:
-    """Return a run for every strategy and width; dsbd with both of its width policies."""
+    """Return a run for every strategy and width; for dsbd one with each of its width policies."""
     runs = []
     for strategy in strategies:
         row = _row(strategy)
@@ -229,14 +229,14 @@ class Measurement:
     """One request."""
 
     run: str
-    # prompt_index, repetition: they pair it with the measurements of the other runs
+    # prompt_index, repetition: measurements of different runs with the same values form a pair
     prompt_index: int
     repetition: int
-    seed: int  # of the request, the same for all runs of a pair
-    seconds: float  # wall time of the whole request, tokenizer included
-    token_ids: list[int]  # new tokens of the best sequence; logprob: their sum under the target
-    logprob: float
-    energy_joules: float | None  # of the machine while the request ran, None without a counter
+    seed: int  # the request's seed, the same in all runs
+    seconds: float  # wall time of the whole request, including the tokenizer
+    token_ids: list[int]  # new tokens of the best sequence
+    logprob: float  # sum of their log-probabilities under the target
+    energy_joules: float | None  # the machine's energy during the request; None without a counter
     stats: DecodingStats
 
     @property
@@ -249,7 +249,7 @@ class Measurement:
 
 
 def warm_up(pipeline: Pipeline, runs: Sequence[BenchRun], prompts: Sequence[str]) -> Iterator[str]:
-    """Run everything once on the longest prompt, as first calls allocate; yield each run's name."""
+    """Run each run once on the longest prompt, because first calls allocate; yield its name."""
     longest = max(prompts, key=len)
     for run in runs:
         pipeline.generate(longest, seed=0, **run.options)
@@ -268,8 +268,8 @@ def measure(
 ) -> Iterator[Measurement]:
     """Yield a measurement for every repetition, prompt and run.
 
-    The order of runs alternates, so that a machine that slows down slows all. 3 prompts from seed
-    10 have the seeds 10, 11, 12; then 13, 14, 15.
+    The order of the runs alternates, so that a machine that slows down affects all of them. With 3
+    prompts and seed 10, the seeds are 10, 11, 12 in the first repetition, then 13, 14, 15.
     """
     for repetition in range(repetitions):
         order = runs if repetition % 2 == 0 else runs[::-1]

@@ -30,7 +30,7 @@ class Spread:
 
 
 def bootstrap(values: Sequence[float], statistic: Literal["mean", "median"]) -> Estimate:
-    """Return a statistic of values, one per pair, and its percentile interval by a fixed seed."""
+    """Return a statistic of values, one per pair, and its percentile interval (fixed seed)."""
     data = np.asarray(values, dtype=np.float64)  # (num_pairs,)
     compute = STATISTICS[statistic]
     rng = np.random.default_rng(0)

@@ -1,8 +1,8 @@
-"""Forecast for a pair: tokens per iteration, and the speed-up that follows from measured calls.
+"""Forecast for a pair: tokens per iteration, and the speed-up that follows from measured costs.
 
-Their engine calls are not timed: each is priced by its number of rows, with cost curves measured
-before. Prompts, the host and the cost of attention at long contexts are left out; dsbd-bench
-measures all of it.
+The engine calls of the requests are not timed. Each call is priced by its number of rows, with cost
+curves measured before. Prompts, the host and the cost of attention at long contexts are left out;
+dsbd-bench measures all of it.
 """
 
 import time
@@ -34,13 +34,13 @@ from dsbd_runtime.loading import load_pair
 
 WIDTHS = (1, 2, 4)
 GREEDY_WIDTHS = (1, 4)
-TOP_K = 20  # of texts
+TOP_K = 20  # for texts
 _CHATS: dict[str, Any] = {"temperature": 0.7, "top_p": 0.9}
 _NUM_PROMPTS, _NEW_TOKENS = 16, 32
 
 
 class PricedCalls:
-    """Costs of a pair, and the total price of the calls of its requests; see Costs."""
+    """Costs of a pair, which also sum the prices of the calls of its requests; see Costs."""
 
     def __init__(self, costs: EngineCosts) -> None:
         self._costs = costs
@@ -64,9 +64,11 @@ def forecast(
 ) -> list[ExpectedSpeed]:
     """Return the expected speed of a bundle's draft at each of ``WIDTHS``, on the CPU.
 
-    requests: sources (None for models without sources) and token ids; some are continued.
-    are_chats: whether they are chats or have sources: answered at temperature 0.7 with top-p 0.9,
-        and greedily. BenchmarkError: the context is too short for the measured calls.
+    requests: sources (None for models without sources) and token ids; the first 16 are answered.
+    are_chats: whether the requests are chats or have sources. They are then answered at temperature
+        0.7 with top-p 0.9, and greedily.
+
+    BenchmarkError: the context is too short for the measured calls.
     """
     if bundle.context_length < MEASURED_ROWS[-1]:
         raise BenchmarkError(
@@ -80,7 +82,7 @@ def forecast(
         target, draft = load_pair(bundle)
         for model in (target, draft):
             stack.enter_context(model)
-        # Windows of sound have one length; given rows are measured as text.
+        # All windows of sound have the same length. Given rows are measured as text.
         given = bundle.manifest.target.given
         longest = (
             None
@@ -91,7 +93,7 @@ def forecast(
             )
         )
         costs = measure_costs(target, draft, time.perf_counter, longest)
-        found = forecasts(
+        speeds = forecasts(
             target,
             draft,
             costs,
@@ -100,7 +102,7 @@ def forecast(
             are_chats=are_chats,
             ends=bundle.manifest.target.eos_token_ids if has_sources else (),
         )
-        return list(found)
+        return list(speeds)
 
 
 def forecasts(

@@ -1,4 +1,4 @@
-"""Check that outputs do not depend on how they are computed: pairs of settings, compared.
+"""Check that outputs do not depend on how they are computed, by comparing pairs of settings.
 
 If the bundle's engines are bit-exact, a request has the same tokens and log-probabilities with and
 without a draft, together with other requests and alone, with and without cached rows of an earlier
@@ -29,7 +29,7 @@ _THREADS = (1, 2)
 _NUM_OTHERS = 2
 
 Output = list[tuple[Sequence[Any], Sequence[float | None]]]
-"""Of each returned sequence: its tokens (ids, or texts), and their log-probabilities."""
+"""For each returned sequence, its tokens (ids, or texts) and their log-probabilities."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,14 +72,15 @@ def output_of(result: GenerationResult) -> Output:
 
 def pair_count(name: str, pairs: Iterable[tuple[Output, Output]]) -> PairCount:
     """Return how many pairs of outputs differ."""
-    found = list(pairs)
+    compared = list(pairs)
     return PairCount(
         name=name,
-        num_requests=len(found),
+        num_requests=len(compared),
         num_other_tokens=sum(
-            [tokens for tokens, _ in one] != [tokens for tokens, _ in other] for one, other in found
+            [tokens for tokens, _ in one] != [tokens for tokens, _ in other]
+            for one, other in compared
         ),
-        num_other_logprobs=sum(one != other for one, other in found),
+        num_other_logprobs=sum(one != other for one, other in compared),
     )
 
 
@@ -91,7 +92,7 @@ def check_invariance(
     repetitions: int,
     seed: int,
 ) -> Iterator[PairCount]:
-    """Yield the count of each pair as soon as it is done; seeds count up from ``seed``."""
+    """Yield the count of each pair of settings as soon as it is done; first seed: ``seed``."""
     requests = CheckedRequests(prompts, common, repetitions, seed)
     plain = dataclasses.replace(settings, prefix_cache=False)
     with plain.open() as pipeline:
@@ -122,7 +123,7 @@ def check_invariance(
 
 @dataclass(frozen=True)
 class CheckedRequests:
-    """The requests of any strategy: every prompt ``repetitions`` times, seeds count up."""
+    """Makes the requests of a strategy: each prompt ``repetitions`` times, each with a new seed."""
 
     prompts: Sequence[str]
     common: CommonSettings

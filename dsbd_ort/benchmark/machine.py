@@ -1,6 +1,7 @@
 """The machine of a benchmark: processor, memory, versions, energy counters.
 
-RAPL counts the joules of processors, NVML those of GPUs, of everything that runs on the device.
+RAPL counts the joules of processors, NVML the joules of GPUs. Both include everything that runs on
+the device.
 """
 
 import importlib
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 POWERCAP = Path("/sys/class/powercap")
-_PACKAGE = re.compile(r"intel-rapl:\d+")  # AMD's have this name too; parts of a package have 0:0
+_PACKAGE = re.compile(r"intel-rapl:\d+")  # AMD's too; parts of a package are named 0:0
 _DISTRIBUTIONS = ("numpy", "onnxruntime", "onnxruntime-gpu", "tensorrt", "tokenizers")
 
 
@@ -28,7 +29,7 @@ class Machine:
     num_cpus: int | None
     num_usable_cpus: int | None
     memory_bytes: int | None  # None if unknown
-    # of the minute before the benchmark, None if unknown; far above 0, others disturbed it
+    # in the minute before the benchmark, None if unknown; far above 0: other work disturbed it
     load_average: float | None
 
 
@@ -49,13 +50,13 @@ def this_machine() -> Machine:
 
 def versions(dsbd_ort_version: str) -> dict[str, str]:
     """Return the versions of Python, of this distribution and of its dependencies."""
-    found = {"python": platform.python_version(), "dsbd-ort": dsbd_ort_version}
+    version_by_name = {"python": platform.python_version(), "dsbd-ort": dsbd_ort_version}
     for name in _DISTRIBUTIONS:
         try:
-            found[name] = importlib.metadata.version(name)
+            version_by_name[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return found
+    return version_by_name
 
 
 def _processor(cpu_info: Path = Path("/proc/cpuinfo")) -> str:
@@ -75,7 +76,7 @@ def _memory_bytes() -> int | None:
 
 
 class RaplCounter:
-    """A processor package, from the kernel's powercap files."""
+    """Energy counter of a processor package, from the kernel's powercap files."""
 
     def __init__(self, folder: Path) -> None:
         self.name = f"rapl {folder.name}"
@@ -86,14 +87,14 @@ class RaplCounter:
 
     def joules(self) -> float:
         """Return the energy since construction; the file's number wraps around at its range."""
-        found = _number(self._file)
-        self._total += (found - self._last) % (self._range + 1)
-        self._last = found
+        energy = _number(self._file)
+        self._total += (energy - self._last) % (self._range + 1)
+        self._last = energy
         return self._total * 1e-6
 
 
 class NvmlCounter:
-    """The first GPU, since its driver was loaded."""
+    """Energy counter of the first GPU, from the loading of its driver."""
 
     def __init__(self, nvml: Any) -> None:
         self._nvml = nvml
@@ -145,7 +146,7 @@ def rapl_counters(powercap: Path) -> list[RaplCounter]:
         if _PACKAGE.fullmatch(folder.name):
             try:
                 counters.append(RaplCounter(folder))
-            except (OSError, ValueError):  # not readable: not measured, and reported as such
+            except (OSError, ValueError):  # not readable, so not measured; the report shows this
                 continue
     return counters
 
@@ -155,7 +156,7 @@ def _number(file: Path) -> int:
 
 
 def nvml_counters() -> list[NvmlCounter]:
-    """Return the first GPU's counter; nothing without package, driver or counter."""
+    """Return the first GPU's counter, or [] if the package, driver or counter is missing."""
     try:
         nvml = importlib.import_module("pynvml")
     except ImportError:

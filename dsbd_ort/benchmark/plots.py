@@ -20,21 +20,22 @@ NUM_COLOURS = 20  # of the map tab20
 SIZE_INCHES = (16.0, 11.0)
 DOTS_PER_INCH = 120
 _BELOW: dict[str, Any] = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.13)}
-"""Place of a legend: off the bars and lines, below the axis's own label."""
+"""Place of a legend: below the label of the axis, away from bars and lines."""
 TIME_COLOURS = {"draft": "tab:orange", "target": "tab:blue", "host": "tab:grey"}
 
 
 def check_picture(file: Path) -> None:
     """Raise BenchmarkError unless the name ends in a file type that can be written."""
-    known = sorted(Figure().canvas.get_supported_filetypes())
-    if file.suffix.removeprefix(".") not in known:
+    file_types = sorted(Figure().canvas.get_supported_filetypes())
+    if file.suffix.removeprefix(".") not in file_types:
         raise BenchmarkError(
-            f"{file} has no known file type of a plot; end its name in one of {', '.join(known)}"
+            f"{file} has no known file type of a plot; end its name in one of "
+            f"{', '.join(file_types)}"
         )
 
 
 def plot(runs: Sequence[RunSummary], title: str, file: Path) -> None:
-    """Write the four plots as one picture, whole; see ``write_whole``."""
+    """Write the four plots as one picture."""
     figure = Figure(figsize=SIZE_INCHES, layout="constrained", dpi=DOTS_PER_INCH)
     plots = (_plot_speedups, _plot_time_split, _plot_acceptance, _plot_quality)
     for part, draw in zip(figure.subfigures(2, 2, squeeze=False).flat, plots, strict=True):
@@ -52,8 +53,8 @@ def _plot_speedups(axes: Axes, runs: Sequence[RunSummary]) -> None:
             lines.setdefault(_family(run), []).append(run)
     for name, members in lines.items():
         members = sorted(members, key=lambda run: int(run.settings["num_beams"]))
-        found = [run.comparison.speedup for run in members if run.comparison is not None]
-        value, low, high = (np.array([getattr(e, f) for e in found]) for f in _ESTIMATE)
+        speedups = [run.comparison.speedup for run in members if run.comparison is not None]
+        value, low, high = (np.array([getattr(e, f) for e in speedups]) for f in _ESTIMATE)
         widths = [run.settings["num_beams"] for run in members]
         axes.errorbar(
             widths,

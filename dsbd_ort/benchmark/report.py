@@ -19,18 +19,18 @@ from dsbd_runtime.bundle_files.manifest import ModelEntry, quantize_option
 SCHEMA_VERSION = 1
 
 FEWEST_PAIRS = 5
-"""With fewer pairs the resampled interval of a median is too narrow: it is not shown."""
+"""With fewer pairs the bootstrap interval of a median is too narrow, so it is not shown."""
 
 
 def precision_name(engine: ModelEntry | EngineInfo) -> str:
-    """Return the name of an engine's precision as options spell it: fp32, int8-blocks."""
+    """Return an engine's precision as the options name it, such as fp32 or int8-blocks."""
     quantized = quantize_option(engine.quantization)
     return engine.dtype if quantized == "none" else quantized
 
 
 @dataclass(frozen=True, kw_only=True)
 class TimeSplit:
-    """Seconds per new token of the best sequence, over all requests, the prompt included."""
+    """Seconds per new token of the best sequence, over all requests, including the prompts."""
 
     draft: float
     target: float
@@ -52,7 +52,7 @@ class Comparison:
 
     baseline: str
     speedup: Estimate  # median ratio of tokens per second
-    logprob_difference: Estimate  # mean, per token, this run's minus the baseline's
+    logprob_difference: Estimate  # mean log-probability per token, minus the baseline's
     num_pairs: int
     num_identical: int  # pairs with identical tokens
     is_identical: bool
@@ -67,7 +67,7 @@ class RunSummary:
     """One run."""
 
     name: str
-    settings: dict[str, Any]  # the resolved DecodingConfig; its seed is not the one used
+    settings: dict[str, Any]  # the resolved DecodingConfig; its seed is not the used one
     tokens_per_s: Spread
     time_to_first_token_s: Spread
     logprob_per_token: float  # mean over requests, of the best sequence under the target
@@ -78,7 +78,7 @@ class RunSummary:
     acceptance_histogram: list[int]  # [j] iterations that accepted j layers
     mean_beam_width: float  # beams kept per committed layer
     # target_rows_per_iteration, draft_rows_per_iteration: rows computed, without those of the
-    # prompt except its last, which is the root of the first forest
+    # prompt (its last row, the root of the first forest, is included)
     target_rows_per_iteration: float
     draft_rows_per_iteration: float
     kv_bytes_peak: int | None
@@ -87,13 +87,13 @@ class RunSummary:
 
     @property
     def drafted_nothing(self) -> bool:
-        """Whether a strategy with a draft made none in any request: its speed is the baseline's."""
+        """Whether a strategy that can draft never drafted: its speed is then the baseline's."""
         has_draft = STRATEGIES[self.settings["strategy"]].has_draft
         return has_draft and self.draft_acceptance_rate is None
 
     @property
     def verdict(self) -> Verdict | None:
-        """None for a run that has no draft or no baseline."""
+        """Whether the draft pays; None for a run without a draft or without a baseline."""
         if self.comparison is None or not STRATEGIES[self.settings["strategy"]].has_draft:
             return None
         if self.drafted_nothing:
@@ -116,10 +116,10 @@ def summarize(runs: Sequence[BenchRun], measurements: Sequence[Measurement]) -> 
     return summaries
 
 
-def compare(own: Sequence[Measurement], baseline: Sequence[Measurement]) -> Comparison:
+def compare(measurements: Sequence[Measurement], baseline: Sequence[Measurement]) -> Comparison:
     """Compare two runs pair by pair."""
     by_pair = {(m.prompt_index, m.repetition): m for m in baseline}
-    pairs = [(m, by_pair[m.prompt_index, m.repetition]) for m in own]
+    pairs = [(m, by_pair[m.prompt_index, m.repetition]) for m in measurements]
     num_identical = sum(a.token_ids == b.token_ids for a, b in pairs)
     return Comparison(
         baseline=baseline[0].run,
@@ -142,7 +142,7 @@ def _summarize_run(
     num_drafted = sum(s.num_draft_tokens for s in stats)
     num_accepted = sum(s.num_accepted_tokens for s in stats)
     layers = [s.num_iterations + s.num_accepted_layers for s in stats]
-    num_prompt_rows = sum(s.num_prompt_tokens - 1 for s in stats)  # the last one is a node
+    num_prompt_rows = sum(s.num_prompt_tokens - 1 for s in stats)  # the last row is a node
     draft_rows = sum(s.draft_rows for s in stats)
     kv_bytes = [s.kv_bytes_peak for s in stats if s.kv_bytes_peak is not None]
     joules = [m.energy_joules for m in measurements if m.energy_joules is not None]
@@ -197,9 +197,9 @@ class BundleInfo:
     """The bundle."""
 
     path: str
-    manifest_sha256: str  # of dsbd.json, which holds the hashes of all other files
+    manifest_sha256: str  # hash of dsbd.json, which has the hashes of all other files
     target: EngineInfo
-    draft: EngineInfo | None  # None in a bundle without one
+    draft: EngineInfo | None  # None in a bundle without a draft
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,11 +213,11 @@ class BenchReport:
     versions: dict[str, str]
     provider: str
     draft_provider: str
-    threads: int | None  # of both engines; None: ONNX Runtime's choice
-    cuda_graphs: bool  # calls were captured once and replayed
+    threads: int | None  # threads of both engines; None: ONNX Runtime's choice
+    cuda_graphs: bool  # whether calls were captured once and replayed
     energy_counters: list[str]  # sources of ``energy_joules``, which is null without counters
     repetitions: int
     seed: int
-    prompts: list[str]  # ``prompt_index`` points here
+    prompts: list[str]  # ``prompt_index`` of a measurement is an index into this list
     runs: list[RunSummary]
     measurements: list[Measurement]  # in the order they were made

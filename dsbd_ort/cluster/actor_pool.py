@@ -1,7 +1,7 @@
 """Replicas on a Ray cluster that answer the lines of a batch.
 
-Ray places the actors, restarts one that ended, on another node if necessary, and repeats the call
-for its line. An idle replica gets the next line.
+Ray places the actors. It restarts an actor that ended, on another node if necessary, and repeats
+the call for its line. An idle replica gets the next line.
 """
 
 import contextlib
@@ -31,8 +31,8 @@ from dsbd_ort.batch.answer_sources import (
 from dsbd_ort.batch.prompt_lines import BatchSettings, LineAnswer, RawLine
 from dsbd_ort.cluster.replica import ClusterError, Replica, cores_of_replica, num_gpus
 
-_MAX_RESTARTS = 10  # of a replica: one that cannot start must not be restarted for ever
-_MAX_RETRIES = 3  # of a line: one that kills its replica must not kill all of them
+_MAX_RESTARTS = 10  # per replica: one that cannot start must not be restarted for ever
+_MAX_RETRIES = 3  # per line: a line that kills its replica must not kill all replicas
 _ADDRESS = re.compile(r"(?:ray://)?\[?([^/\[\]]+)\]?:([0-9]+)")
 _CONNECT_SECONDS = 5.0
 _STORE_BYTES = 100_000_000  # lines and answers pass through it, never weights
@@ -42,10 +42,10 @@ _STORE_BYTES = 100_000_000  # lines and answers pass through it, never weights
 class Replicas:
     """AnswerSource: actors on a Ray cluster.
 
-    A call raises ClusterError if the cluster cannot be used, a replica cannot open the bundle, or
-    one ends again and again.
+    A call raises ClusterError if the cluster cannot be used, or a replica cannot open the bundle or
+    ends again and again.
 
-    address: of the cluster, see ``connected``.
+    address: address of the cluster, see ``connected``.
     report: called with lines that name the cluster and the resources of a replica.
     """
 
@@ -82,8 +82,8 @@ class Replicas:
             max_restarts=_MAX_RESTARTS,
             max_task_retries=_MAX_RETRIES,
         )
-        own = replace(settings, pipeline=pipeline)
-        return [actor.remote(own, fingerprint) for _ in range(self.num_replicas)]
+        of_replica = replace(settings, pipeline=pipeline)
+        return [actor.remote(of_replica, fingerprint) for _ in range(self.num_replicas)]
 
 
 def _answer(replica: ActorHandle[Replica], line: RawLine, may_stop: MayStop) -> LineAnswer | None:
@@ -107,9 +107,9 @@ def _answer(replica: ActorHandle[Replica], line: RawLine, may_stop: MayStop) -> 
 
 @contextlib.contextmanager
 def connected(address: str, report: Callable[[str], None]) -> Iterator[None]:
-    """Connect to a cluster for as long as the block lasts; ClusterError: it is lost or unreachable.
+    """Connect to a cluster while the block runs; ClusterError: it is lost or unreachable.
 
-    address: see ``resolved_address``; if "auto" finds none, a cluster is started on this machine,
+    address: see ``resolved_address``. If "auto" finds no cluster, one is started on this machine,
         and ended after the block.
     """
     # Ray prints messages of its workers to stdout, which is for results.
@@ -142,7 +142,7 @@ def _connect(given: str) -> str:
         return "no Ray cluster runs here: started one on this machine for this run"
     try:
         ray.init(given, **quiet)
-    except Exception as error:  # of many types, none of them documented
+    except Exception as error:  # many types, not documented
         raise ClusterError(
             f"the Ray cluster at {address} refuses this machine ({_cause(error)}); it requires "
             "the same versions of Ray and Python, RAY_AUTH_MODE=token and its token if it has one, "
@@ -152,12 +152,13 @@ def _connect(given: str) -> str:
 
 
 def resolved_address(given: str, environment: Mapping[str, str]) -> str | None:
-    """Return the address of a cluster that answers, None if "auto" finds none.
+    """Return the address of a cluster that answers; None if "auto" finds no cluster.
 
     Ray would look in the same places, but tries for minutes to reach an address without a cluster.
 
-    given: "auto", "host:port" or "ray://host:port". environment: RAY_ADDRESS, RAY_TMPDIR are read.
-    ClusterError: an address that was given is invalid, or nothing listens there.
+    given: "auto", "host:port" or "ray://host:port".
+    environment: its variables RAY_ADDRESS and RAY_TMPDIR are read.
+    ClusterError: a given address is invalid, or nothing listens there.
     """
     address, source = given, f"--cluster {given}"
     if given == "auto":
@@ -165,7 +166,7 @@ def resolved_address(given: str, environment: Mapping[str, str]) -> str | None:
         source = f"RAY_ADDRESS {address}"
         if address == "local":
             return None
-        if not address:  # ``ray start`` leaves its address here; after a crash it is out of date
+        if not address:  # ``ray start`` writes its address to this file; a crash leaves it there
             file = Path(environment.get("RAY_TMPDIR", "/tmp"), "ray", "ray_current_cluster")
             address = file.read_text().strip() if file.is_file() else ""
             return address if address and _listens(address, str(file)) else None
@@ -178,14 +179,14 @@ def resolved_address(given: str, environment: Mapping[str, str]) -> str | None:
 
 
 def _listens(address: str, source: str) -> bool:
-    found = _ADDRESS.fullmatch(address)
-    if found is None:
+    match = _ADDRESS.fullmatch(address)
+    if match is None:
         raise ClusterError(
             f"{source} is not an address of a Ray cluster; expected auto, HOST:PORT or "
             "ray://HOST:PORT, as in 10.0.0.5:6379"
         )
     try:
-        socket.create_connection((found[1], int(found[2])), timeout=_CONNECT_SECONDS).close()
+        socket.create_connection((match[1], int(match[2])), timeout=_CONNECT_SECONDS).close()
     except (OSError, OverflowError):  # OverflowError: no such port
         return False
     return True

@@ -17,7 +17,7 @@ class ClusterError(DsbdError):
 class Replica:
     """A Ray actor; if it cannot open its bundle, every call raises the reason.
 
-    An actor whose constructor raises would be dead, with a report of Ray's in place of the reason.
+    If the constructor raised, the actor would be dead, and Ray would not report the reason.
     """
 
     def __init__(self, settings: BatchSettings, fingerprint: str) -> None:
@@ -43,7 +43,7 @@ class Replica:
 
 
 def num_gpus(pipeline: PipelineSettings) -> int:
-    """Return how many GPUs of its node a replica names; Ray numbers them from 0 for each."""
+    """Return how many GPUs of its node a replica needs; Ray numbers each replica's GPUs from 0."""
     names = (pipeline.provider, pipeline.draft_provider or pipeline.provider)
     placements = [parse_placement(name) for name in names]
     return max(p.device_id + 1 if p.provider.has_device_caches else 0 for p in placements)
@@ -52,13 +52,13 @@ def num_gpus(pipeline: PipelineSettings) -> int:
 def cores_of_replica(
     nodes: Sequence[Mapping[str, float]], num_replicas: int, num_gpus: int
 ) -> float:
-    """Return the largest number of cores that every replica finds on one of the nodes.
+    """Return the largest number of cores that every replica can have, each on one node.
 
     Two nodes of 3 cores have 3 cores for each of two replicas, 1 for three or four, and 0.5 for
     seven to twelve. ClusterError: the nodes have too few GPUs, or no core.
 
     nodes: "CPU" and "GPU" of each node, in use or not, as Ray counts them.
-    num_gpus: that each replica needs as well, on the same node.
+    num_gpus: number of GPUs that each replica needs as well, on the same node.
     """
     cpus, gpus = ([node.get(kind, 0.0) for node in nodes] for kind in ("CPU", "GPU"))
     wholes: list[float] = [*range(int(max(cpus, default=0)), 0, -1)]

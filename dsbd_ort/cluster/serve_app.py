@@ -1,7 +1,7 @@
 """Ray Serve application: the HTTP server of dsbd-serve, replicated over a cluster.
 
 ``build_app`` is the import path for ``serve run``. Ray Serve listens, routes each request to a
-replica with room, replaces replicas that ended or are unhealthy, and drains those that it stops.
+replica with room, replaces replicas that ended or are unhealthy, and drains replicas that it stops.
 """
 
 # No deferred annotations: Ray reads the type of build_app's argument at run time.
@@ -30,8 +30,8 @@ class AppArguments(BaseModel, extra="forbid", arbitrary_types_allowed=True):
 
     shutdown_timeout: seconds for requests to finish when a replica is stopped.
     pipeline, limits, settings: their fields are arguments too, with the defaults of dsbd-serve.
-        ``threads`` are those of a replica, and the cores that it reserves on its node;
-        ``api_key_file`` is read here, and its keys are sent to the replicas.
+    threads: threads of a replica; it reserves as many cores on its node.
+    api_key_file: is read here; its keys are sent to the replicas.
     """
 
     replicas: int = Field(1, ge=1, le=MOST)
@@ -72,7 +72,7 @@ class HttpReplica:
         return create_app(self.service, self._settings, logs_access=False)  # Ray Serve logs
 
     def check_health(self) -> None:
-        """Raise if the replica has to be replaced; called every ten seconds."""
+        """Raise ClusterError if the replica must be replaced; called every ten seconds."""
         if not self.service.is_open:
             raise ClusterError("the thread that runs the engines has ended; see the replica's log")
 
@@ -83,7 +83,7 @@ class HttpReplica:
             self._pipeline.close()
 
 
-_SPARE_REQUESTS = 32  # beyond a full queue: they get its 429, and /health a response
+_SPARE_REQUESTS = 32  # accepted beyond a full queue, so that they get a 429, and /health answers
 
 
 def build_app(arguments: AppArguments) -> Application:

@@ -1,7 +1,7 @@
 """Python side of libdsbd: functions called from C, which return a status and never raise.
 
-They run in the thread that called the library, which is not a Python thread: cffi attaches it for
-the time of the call. ``ffi`` and ``lib`` are those of the library, see library_build.py.
+They run in the thread that called the library. It is not a Python thread; cffi attaches it during
+the call. ``ffi`` and ``lib`` are the library's, see library_build.py.
 """
 
 import contextlib
@@ -41,7 +41,7 @@ def decoded(name: str, content: bytes) -> str:
 
 
 def json_object(name: str, content: bytes | None) -> dict[str, Any]:
-    """Return the fields of a JSON object; None has none."""
+    """Return the fields of a JSON object; {} for None."""
     if content is None:
         return {}
     fields = _json(name, content)
@@ -65,9 +65,9 @@ def opening(bundle: bytes, settings: bytes | None) -> tuple[PipelineSettings, Se
     """Return the arguments of dsbd_open; InputError, ConfigError: a setting is invalid."""
     given = json_object("settings", settings)
     of_limits = {field.name for field in fields(ServiceLimits)}
-    known = of_limits | {field.name for field in fields(PipelineOptions)}
-    for name in given.keys() - known:
-        expected = did_you_mean(name, known) or f"; expected one of {', '.join(sorted(known))}"
+    names = of_limits | {field.name for field in fields(PipelineOptions)}
+    for name in given.keys() - names:
+        expected = did_you_mean(name, names) or f"; expected one of {', '.join(sorted(names))}"
         raise InputError(f"settings has {in_short(name)}{expected}")
     limits = {name: given.pop(name) for name in of_limits & given.keys()}
     options = PipelineOptions.of(given)
@@ -89,7 +89,7 @@ def _start(content: bytes) -> str:
 
 
 _log = logging.getLogger(__name__)
-_MOST_BYTES = 2000  # of a message; last_error of library.c holds a little more
+_MOST_BYTES = 2000  # longest message; last_error of library.c holds a little more
 
 
 class BuildError(DsbdError):
@@ -97,7 +97,7 @@ class BuildError(DsbdError):
 
 
 def join(ffi: Any, lib: Any, *, built_for: str) -> None:
-    """Make the functions of python_calls.h those of this module."""
+    """Register this module's functions as those that python_calls.h declares."""
     if built_for != __version__:
         raise BuildError(
             f"libdsbd.so was built for dsbd-ort {built_for}, this environment has {__version__}; "
@@ -117,7 +117,7 @@ class _Calls:
         self._pipelines = OpenPipelines()
 
     def with_status(self, call: Callable[..., int]) -> Callable[..., int]:
-        """Return ``call`` with a status for every exception, whose message C can read."""
+        """Return ``call`` with exceptions turned into a status and a message that C can read."""
 
         def guarded(*arguments: Any) -> int:
             try:
@@ -212,7 +212,7 @@ def answer(
     options: Mapping[str, Any],
     on_step: Callable[[StreamPiece], bool],
 ) -> GenerationResult | None:
-    """Answer a request in the calling thread; ``on_step`` returns False to cancel: None."""
+    """Answer a request in the calling thread; None if ``on_step`` returned False to cancel it."""
     events: SimpleQueue[ServiceEvent] = SimpleQueue()
     request = service.submit(prompt, options, events.put)
     try:
@@ -225,7 +225,7 @@ def answer(
 
 
 class OpenPipelines:
-    """Open pipelines by the number that C holds of each: from 1, never reused; thread-safe."""
+    """Open pipelines by the numbers that C uses for them: from 1, never reused. Thread-safe."""
 
     def __init__(self) -> None:
         self._service_by_number: dict[int, Service] = {}
@@ -243,17 +243,17 @@ class OpenPipelines:
 
     def service(self, number: int) -> Service:
         with self._lock:
-            return _known(self._service_by_number.get(number))
+            return _opened(self._service_by_number.get(number))
 
     def close(self, number: int) -> None:
-        """Refuse new requests, finish those of other threads, release the engines."""
+        """Refuse new requests, finish those of other threads, then release the engines."""
         with self._lock:
-            service = _known(self._service_by_number.pop(number, None))
+            service = _opened(self._service_by_number.pop(number, None))
         service.close()
         service.pipeline.close()
 
 
-def _known(service: Service | None) -> Service:
+def _opened(service: Service | None) -> Service:
     if service is None:
         raise InputError(
             "this pipeline is not open; pass one that dsbd_open returned and that is not closed yet"

@@ -32,8 +32,10 @@ join(ffi, lib, built_for={__version__!r})
 class SharedPython:
     """The files of a Python installation that other programs can embed.
 
-    executable: of the environment, whose packages Python finds from its path.
-    headers: folder of Python.h. library: libpython3.x.so. name: "python3.x", for the linker.
+    executable: Python of the environment; its path determines where packages are found.
+    headers: folder of Python.h.
+    library: libpython3.x.so.
+    name: "python3.x", for the linker.
     """
 
     executable: Path
@@ -43,7 +45,7 @@ class SharedPython:
 
 
 def shared_python(executable: Path, variables: Mapping[str, Any]) -> SharedPython:
-    """Return the files of a Python with these config variables; BuildError: one is missing."""
+    """Return the files of a Python with these config variables; BuildError: a file is missing."""
     name = f"python{variables['LDVERSION']}"
     folders = [Path(variables["LIBDIR"]), Path(variables["installed_base"]) / "lib"]
     folders += [folder / (variables.get("MULTIARCH") or "") for folder in folders]

@@ -1,7 +1,7 @@
 """Messages with sounds or pictures as prompts: rows in a conversation, or the source of an output.
 
-A chat template shows each medium as one placeholder, which becomes one placeholder for each of its
-rows. A placeholder that a user types is text.
+A chat template writes one placeholder for each medium. It is expanded to one placeholder for each
+row of the medium. A placeholder that a user types stays text.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ _FRONT_ENDS: dict[type[MediumEntry], Callable[[Any, str], MediumFrontEnd]] = {
     CanvasPicture: PictureFrontEnd,
     GridPicture: PictureFrontEnd,
 }
-"""By the kind of the manifest's entry: front ends of it and of the placeholder's spelling."""
-_MOST_CONTEXTS = 2  # of rows: a longer sound is refused before it is read whole
+"""By kind of the manifest's entry: makes a front end from the entry and the placeholder's text."""
+_MOST_CONTEXTS = 2  # a sound with more rows than this is refused before it is read whole
 _EXPECTED = (
     "this model reads one picture and holds no conversation: expected one message of the user "
     "with a part of type 'image' or 'image_url' and, if the model has tasks, a part of type 'text'"
@@ -80,8 +80,8 @@ class MediaReader:
         self.sound = self.front_end if isinstance(self.front_end, SoundFrontEnd) else None
         self._tokenizer = tokenizer
         self._chat_template = chat_template
-        # Replace a typed placeholder, and the token's own spelling in a text that has one: digits,
-        # which no filter of a template changes, and which users cannot guess.
+        # Replacements of a typed placeholder, and of the token's own spelling in a text that has a
+        # typed one: digits, which no filter of a template changes and users cannot guess.
         self._typed, self._renamed = (f"{secrets.randbelow(10**30):030d}" for _ in range(2))
 
     def read(
@@ -95,7 +95,7 @@ class MediaReader:
     ) -> MediaPrompt:
         """Return the prompt of a conversation; see ChatTemplate.render.
 
-        answer: how the model's answer begins.
+        answer: beginning of the model's answer.
         InputError: a message or a medium is invalid, or the template refuses or drops it.
         CapacityError: the prompt is longer than the context.
         """
@@ -130,31 +130,31 @@ class MediaReader:
         return MediaPrompt(RequestInputs(token_ids, source, copied_ids))
 
     def _rendered(self, messages: Sequence[Message], render: Render, num_media: int) -> str:
-        """Return the text of messages, all contents as parts or as texts if the template needs it.
+        """Return the text of messages, with all contents as parts or as texts if necessary.
 
-        Templates of models with media often read parts alone, or texts alone, in which users write
+        Templates of models with media often read only parts, or only texts, in which users write
         the placeholder.
         """
         forms = [messages]
         if is_conversation(messages):
             as_texts = [_as_text(message, self._placeholder) for message in messages]
             forms += [[_as_parts(message) for message in messages], as_texts]
-        found: list[str | InputError] = []
+        results: list[str | InputError] = []
         for form in forms:
             try:
                 text = render(form)
             except InputError as error:
-                found.append(error)
+                results.append(error)
                 continue
             if text.count(self._placeholder) == num_media:
                 return text
-            found.append(text)
-        if isinstance(found[0], InputError):
-            raise found[0]
-        return found[0]
+            results.append(text)
+        if isinstance(results[0], InputError):
+            raise results[0]
+        return results[0]
 
     def heard(self, source: GivenPrompt) -> list[int]:
-        """Return the tokens that the encoder has spelled, of the sounds that it has read so far."""
+        """Return the tokens that the encoder recognized in the sounds that it has read so far."""
         labels = [piece.labels for piece in source.pieces]
         text = " ".join(self._entry.spelled(each) for each in labels if each is not None)
         return self._tokenizer.encode(text, add_special_tokens=False)
@@ -162,7 +162,7 @@ class MediaReader:
     def _ready(
         self, index: int, message: Message, media: list[ReadMedium], limits: MediaLimits
     ) -> Message:
-        """Return a message for the template; read its media into ``media``."""
+        """Return a message for the template; append its media, which are read, to ``media``."""
         content = message.get("content")
         if isinstance(content, str):
             return {**message, "content": self._without_placeholders(content)}
@@ -206,7 +206,7 @@ class MediaReader:
         return self._tokenizer.with_renamed(self._placeholder, self._renamed)
 
     def _check_length(self, num_tokens: int, media: Sequence[ReadMedium]) -> None:
-        """Raise CapacityError for a prompt longer than the context; ``num_tokens`` 0: not known."""
+        """Raise CapacityError for a prompt longer than the context; ``num_tokens`` 0: unknown."""
         num_rows = sum(each.num_rows for each in media)
         if max(num_tokens, num_rows) >= self.context_length:
             front_end, at_least = self.front_end, "" if num_tokens else "at least "
@@ -249,9 +249,9 @@ class PictureReader:
     def read(
         self, messages: Sequence[Message], *, limits: MediaLimits | None = None, **_: object
     ) -> MediaPrompt:
-        """Return the tokens that the output begins with, and its source; no template is used.
+        """Return the first tokens of the output, and its source; no chat template is used.
 
-        InputError: these are not one message with one picture, or the picture is invalid.
+        InputError: the messages are not one message with one picture, or the picture is invalid.
         """
         is_one = len(messages) == 1 and messages[0].get("role") == "user"
         parts = messages[0].get("content") if is_one else None
@@ -287,7 +287,7 @@ class PictureReader:
 def media_reader(
     bundle: Bundle, tokenizer: Tokenizer, chat_template: Callable[[], ChatTemplate]
 ) -> MediaReader | PictureReader | None:
-    """Return the reader of messages for a model of sound or pictures; None: of any other."""
+    """Return the reader of messages if the model reads sounds or pictures in them, else None."""
     target = bundle.manifest.target
     if target.given is not None:
         return MediaReader(target.given, bundle.context_length, tokenizer, chat_template)

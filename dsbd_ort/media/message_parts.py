@@ -1,6 +1,6 @@
 """Sounds and pictures in messages: parts as in transformers or OpenAI's API, and their front ends.
 
-A front end reads the content of a part as rows of the prompt.
+A front end turns the content of a part into rows of the prompt.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class MediaLimits:
     """Limits of the media of one conversation.
 
     Attributes:
-        max_seconds: of a sound.
+        max_seconds: longest sound.
         read_url: returns the file at an http or https URL; None: such URLs are refused.
     """
 
@@ -42,10 +42,11 @@ class ReadMedium:
     """A sound or a picture that was read and measured.
 
     Attributes:
-        num_rows: given rows of the prompt.
+        num_rows: number of given rows in the prompt.
         expansion: replaces the placeholder in the rendered text; one placeholder for each row.
-        pieces: makes the runs of the encoder, after the length of the prompt was checked.
-        grid: of a picture whose rows have three positions: its rows in time, height and width.
+        pieces: makes the inputs of the encoder; called after the prompt's length was checked.
+        grid: number of rows in time, height and width, for a picture whose rows have three
+            positions; else None.
     """
 
     num_rows: int
@@ -60,7 +61,7 @@ class MediumFrontEnd(Protocol):
     Attributes:
         part_type: type of the parts that the chat template reads: "audio" or "image".
         noun: "sound" or "picture", for messages to users.
-        shorten: what to do if a prompt is too long, such as "give shorter sounds, or fewer".
+        shorten: advice for a prompt that is too long, such as "give shorter sounds, or fewer".
     """
 
     part_type: str
@@ -75,7 +76,7 @@ class MediumFrontEnd(Protocol):
 def read_part(
     part: Message, place: str, part_type: str, limits: MediaLimits, read: Callable[[Any], T]
 ) -> T:
-    """Read the content of a part; an InputError, of ``read`` too, names its place."""
+    """Read the content of a part; any InputError, also of ``read``, names the part's place."""
     content = _content_of(part, place, part_type, limits)
     try:
         return read(content)
@@ -84,11 +85,11 @@ def read_part(
 
 
 def _content_of(part: Message, place: str, part_type: str, limits: MediaLimits) -> Any:
-    """Return the content of a part: bytes of a file, or a value of any form that users may give.
+    """Return the content of a part: the bytes of a file, or any value that users may give.
 
-    part_type: "audio" or "image": the part is of this type, or of OpenAI's for the same.
+    part_type: "audio" or "image". The part must have this type, or OpenAI's corresponding type.
 
-    InputError: the part is of another type, or has no content that can be read.
+    InputError: the part has another type, or no readable content.
     """
     kind, of_openai = part.get("type"), _OPENAI_TYPES[part_type]
     if kind == part_type:

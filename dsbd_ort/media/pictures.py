@@ -1,7 +1,7 @@
-"""Pictures: files and images to pixels by Pillow, and to rows of prompts.
+"""Pictures: files and images to pixels with Pillow, and to rows of prompts.
 
-Limits are checked before anything is decoded. Orientation and colors are those of transformers,
-both for files and for images of Pillow.
+Limits are checked before anything is decoded. Orientation and colors are handled as in
+transformers, both for files and for Pillow images.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from dsbd_runtime.parts.source.pixel_values import Pixels, Size
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-MOST_BYTES = 2**26  # of a file
-MOST_PIXELS = 2**28 // 3  # as RGB 256 MiB; from here on Pillow warns. A3 at 600 dpi: 70 million
+MOST_BYTES = 2**26  # largest file
+MOST_PIXELS = 2**28 // 3  # 256 MiB as RGB, above which Pillow warns. A3 at 600 dpi: 70 million
 MOST_ASPECT = 200
 _FORMATS = "BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP"  # others might run programs
 _EXPECTED = f"expected a file of one of the formats {', '.join(_FORMATS)}"
@@ -37,8 +37,8 @@ def read_picture(source: Any) -> Pixels:
     source: a path, the bytes of a file, a file opened for bytes, an image of Pillow, or its pixels,
         (height, width, 3) uint8.
 
-    InputError: it cannot be read, is no picture, is cut, has several frames, no pixels or too many,
-    or one side more than 200 times as long as the other; or Pillow is not installed.
+    InputError: the source cannot be read, is not a picture, is cut, has several frames, no pixels
+    or too many, or one side more than 200 times as long as the other; or Pillow is not installed.
     """
     try:
         from PIL import Image, ImageOps, UnidentifiedImageError
@@ -59,9 +59,9 @@ def read_picture(source: Any) -> Pixels:
             return np.asarray(ImageOps.exif_transpose(image).convert("RGB"))
         except InputError:
             raise
-        except UnidentifiedImageError as error:  # whose text is an address
+        except UnidentifiedImageError as error:  # its text is a memory address
             raise InputError(f"{name} is not readable as a picture; {_EXPECTED}") from error
-        except Exception as error:  # Pillow's formats share no base but this one
+        except Exception as error:  # errors of Pillow's formats have no other common base
             raise InputError(f"{name} is damaged, cut or too large: {error}") from error
 
 
@@ -74,7 +74,7 @@ def resized(pixels: Pixels, size: Size, resample: int) -> Pixels:
 
 
 class PictureFrontEnd:
-    """The front end of pictures; their entries have the differences. See MediumFrontEnd."""
+    """Front end of pictures; the manifest's entries contain the differences. See MediumFrontEnd."""
 
     part_type, noun = "image", "picture"
     shorten = "give fewer pictures, or smaller ones"
@@ -83,7 +83,7 @@ class PictureFrontEnd:
         self._entry, self._placeholder = entry, placeholder
 
     def read(self, content: Any, most_rows: int, limits: MediaLimits) -> ReadMedium:
-        """See MediumFrontEnd. Only resized pixels are kept, whose number the entry limits."""
+        """See MediumFrontEnd. Only the resized pixels are kept; the entry limits their number."""
         picture, entry = read_picture(content), self._entry
         size = picture.shape[:2]
         pixels = entry.resized(picture, resized)

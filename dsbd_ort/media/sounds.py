@@ -1,4 +1,4 @@
-"""Front ends of sounds in prompts: samples of a sound to rows of the prompt."""
+"""Front ends of sounds in prompts: turn the samples of a sound into rows of the prompt."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from dsbd_runtime.parts.given.given_prompt import GivenPiece
 class SoundFrontEnd:
     """Front end of sounds whose features are computed as a whole; see MediumFrontEnd.
 
-    most: samples of the longest sound; None: no limit of its own.
+    max_samples: samples of the longest sound; None: no such limit.
     """
 
     part_type, noun = "audio", "sound"
     shorten = "give shorter sounds, or fewer; transcribe, or --audio, cuts long ones"
-    most: int | None = None
+    max_samples: int | None = None
 
     def __init__(
         self,
@@ -31,7 +31,7 @@ class SoundFrontEnd:
         form: MelForm,
         unit_frames: int,
     ) -> None:
-        """``unit_frames``: become a fixed number of rows; a sound is nearly a multiple of them."""
+        """``unit_frames``: number of frames that become a fixed number of rows."""
         self.entry = entry
         self._placeholder, self._mel = placeholder, LogMel(form)
         self._unit = unit_frames * entry.hop_length
@@ -41,10 +41,10 @@ class SoundFrontEnd:
         rate = self.entry.sampling_rate
         seconds = max(most_rows, 1) * self._unit / self.num_rows(self._unit) / rate
         samples = read_samples(content, rate, max_seconds=min(seconds, limits.max_seconds))
-        if self.most is not None and len(samples) > self.most:
+        if self.max_samples is not None and len(samples) > self.max_samples:
             raise InputError(
                 f"a sound of {len(samples) / rate:.1f} s is given, this model reads "
-                f"{self.most / rate:g} s at most; {self.shorten}"
+                f"{self.max_samples / rate:g} s at most; {self.shorten}"
             )
         num_rows = self.num_rows(len(samples))
         return ReadMedium(
@@ -54,12 +54,12 @@ class SoundFrontEnd:
         )
 
     def num_rows(self, num_samples: int) -> int:
-        """Return how many rows of the prompt a sound is."""
+        """Return the number of rows of a sound in the prompt."""
         return self.entry.num_rows(self._mel.num_frames(num_samples))
 
-    def most_samples(self, num_rows: int, most: int) -> int:
-        """Return the samples of the longest sound of so many rows, ``most`` or fewer."""
-        lengths = range(min(most, self.most or most), self._unit, -self._unit)
+    def most_samples(self, num_rows: int, limit: int) -> int:
+        """Return the samples of the longest sound with ``num_rows`` rows, at most ``limit``."""
+        lengths = range(min(limit, self.max_samples or limit), self._unit, -self._unit)
         return next((each for each in lengths if self.num_rows(each) <= num_rows), self._unit)
 
     def _pieces(self, samples: Samples) -> list[GivenPiece]:
@@ -67,14 +67,14 @@ class SoundFrontEnd:
 
 
 class WindowedFrontEnd(SoundFrontEnd):
-    """Front end of models with Whisper's windows, each of which has features of its own."""
+    """Front end of models with Whisper's windows; features are computed for each window."""
 
     entry: WindowedSound
 
     def __init__(self, entry: WindowedSound, placeholder: str) -> None:
         form = MelForm.of(entry, entry.window_samples)
         super().__init__(entry, placeholder, form, 2 * entry.merged)
-        self.most = entry.most_windows * entry.window_samples
+        self.max_samples = entry.most_windows * entry.window_samples
 
     def num_rows(self, num_samples: int) -> int:
         return self.entry.num_rows(self._num_frames(num_samples))

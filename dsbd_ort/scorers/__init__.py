@@ -1,4 +1,4 @@
-"""Scorers: log-scores of another source, added to the beams of a request while they live."""
+"""Scorers: log-scores from another source, added to the scores of a request's beams."""
 
 from dsbd_ort.decoding.logits_processing.scorer import Scorer, added_score
 from dsbd_ort.scorers.language_model import LanguageModel

@@ -1,7 +1,7 @@
-r"""A language model of words over tokens, which are parts of words.
+r"""A language model of words as a scorer of tokens, which are parts of words.
 
-A word is scored by the token that ends it: one that begins with white space, a special token, or
-the end of the text. So half a word does not change the rank of a beam. The score of a word is
+A word's score is added with the token that ends it: a token that begins with white space, a special
+token, or the end of the text. So half a word does not change the rank of a beam. The score is
 
     weight * ln P(word | words before) + word_bonus
 
@@ -34,9 +34,9 @@ _LN10 = math.log(10.0)
 _CONTINUES, _ENDS_WORD, _ENDS_TEXT = range(3)  # kinds of tokens
 _SPACES = re.compile(rb"\s+")
 _EDGES = re.compile(r"^[\W_]+|[\W_]+$")  # punctuation around a word
-_MOST_READ = 64  # tokens of a prompt, from its end
-_MOST_SPELLINGS = 2**16  # of words that are stored
-_MOST_BYTES = 256  # of a word: a text without white space would grow without end
+_MOST_READ = 64  # tokens read from the end of a prompt
+_MOST_SPELLINGS = 2**16  # words whose spellings are cached
+_MOST_BYTES = 256  # longest word: a text without white space would grow without end
 _TokenTexts = tuple[list[bytes], NDArray[np.int8]]
 """The bytes of every token, and its kind, (vocab_size,)."""
 
@@ -44,8 +44,8 @@ _TokenTexts = tuple[list[bytes], NDArray[np.int8]]
 class LanguageModel:
     """Scores of an n-gram model of words, for the option ``scorers``.
 
-    White space separates words. A word is looked up as it is written, then without the punctuation
-    around it; in lower case if the model has no capital letters.
+    White space separates words. A word is looked up as written, then without the punctuation around
+    it; both in lower case if the model has no capital letters.
     """
 
     def __init__(
@@ -58,11 +58,13 @@ class LanguageModel:
     ) -> None:
         """Read an ARPA file, or KenLM's binary form with the package kenlm.
 
-        weight, word_bonus: alpha and beta of pyctcdecode. unknown_offset: added to log10 of the
-            probability of a word that the model lacks. The defaults suit a speech model with a
-            small model of a domain; those of CTC decoders (0.5, -10) made Whisper repeat itself.
+        weight, word_bonus: alpha and beta of pyctcdecode.
+        unknown_offset: added to log10 of the probability of a word that the model lacks.
 
-        Raises InputError for a file that is no language model, ConfigError for a number.
+        The defaults suit a speech model with a small language model of a domain. The defaults of
+        CTC decoders (weight 0.5, unknown_offset -10) made Whisper repeat itself.
+
+        InputError: the file is not a language model. ConfigError: a number is invalid.
         """
         self._path = Path(path)
         self._given = {"weight": weight, "word_bonus": word_bonus, "unknown_offset": unknown_offset}
@@ -79,13 +81,13 @@ class LanguageModel:
         return f"LanguageModel({str(self._path)!r}, {numbers})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Read the file again in another process."""
+        """Pickle the path and the numbers; another process reads the file again."""
         return functools.partial(LanguageModel, self._path, **self._given), ()
 
     def bind(
         self, tokenizer: Tokenizer, vocab_size: int, eos_token_ids: Sequence[int]
     ) -> WordScorer:
-        """Return the scorer of a bundle; the texts of its tokens are read once."""
+        """Return the scorer for a bundle; the texts of a tokenizer's tokens are read only once."""
         if (texts := self._texts.get(tokenizer)) is None:
             texts = self._texts[tokenizer] = _token_texts(tokenizer, vocab_size)
         contents, kinds = texts[0], texts[1].copy()
@@ -112,9 +114,11 @@ def _ends_word(content: bytes) -> bool:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _State:
-    """A path: its complete words, the bytes of its last one, and what the next token adds.
+    """State of a path.
 
-    of_kind: the score of a next token of each kind.
+    history: the model's history of its complete words.
+    text: bytes of its last, incomplete word.
+    of_kind: the score that a next token of each kind adds.
     """
 
     history: Any
@@ -124,7 +128,7 @@ class _State:
 
 
 class WordScorer:
-    """Scorer: a model of words over the tokens of one bundle."""
+    """Scorer: a language model of words, for the tokens of one bundle."""
 
     def __init__(
         self,
@@ -134,7 +138,7 @@ class WordScorer:
         contents: Sequence[bytes],
         kinds: NDArray[np.int8],
     ) -> None:
-        """``kinds``: of tokens, (vocab_size,); ``contents``: their bytes."""
+        """``kinds``: kind of each token, (vocab_size,); ``contents``: bytes of each token."""
         self.name = name
         self._ngrams, self._contents, self._kinds = ngrams, contents, kinds
         self._weight, self._bonus, self._unknown = numbers
@@ -142,7 +146,7 @@ class WordScorer:
         self._spellings: dict[bytes, str] = {}
 
     def start(self, prompt_ids: Sequence[int]) -> States:
-        """See Scorer; the prompt's words are the history of the first one."""
+        """See Scorer; the prompt's words are the history of the first new word."""
         read = list(prompt_ids)[-_MOST_READ:]
         begins = len(read) == len(prompt_ids)
         state = self._state(self._ngrams.history(begins=begins), b"", 0.0)
@@ -162,8 +166,8 @@ class WordScorer:
 
     def highest(self, states: States) -> NDArray[np.float64]:
         """See Scorer."""
-        found: NDArray[np.float64] = self._of_kind(states).max(axis=1)
-        return found
+        highest: NDArray[np.float64] = self._of_kind(states).max(axis=1)
+        return highest
 
     def _of_kind(self, states: States) -> NDArray[np.float64]:
         return np.array([state.of_kind for state in states]).reshape(len(states), 3)
@@ -173,10 +177,10 @@ class WordScorer:
         history, owed = state.history, 0.0
         if words and self._kinds[token] == _ENDS_WORD:  # its score is in ``of_kind``
             history, words = state.after, words[1:]
-        for word in words:  # within a token: the next one adds their scores
+        for word in words:  # complete words within the token: the next token adds their scores
             score, history = self._word(history, word)
             owed += score
-        return self._state(history, rest[-_MOST_BYTES:], owed)  # a longer one is no word
+        return self._state(history, rest[-_MOST_BYTES:], owed)  # longer texts are not words
 
     def _state(self, history: Any, text: bytes, owed: float) -> _State:
         """Return a state; ``owed``: a score that any next token adds."""
@@ -185,7 +189,7 @@ class WordScorer:
         return _State(history, text, after, (owed, owed + ended, owed + ended + end))
 
     def _word(self, history: Any, text: bytes) -> tuple[float, Any]:
-        """Return the score of a word, 0 of one without letters and digits, and the history."""
+        """Return a word's score, 0 if it has no letters or digits, and the history after it."""
         word = self._spelled(text)
         if not word:
             return 0.0, history
@@ -194,9 +198,9 @@ class WordScorer:
         return self._weight * (log10 + unknown) + self._bonus, after
 
     def _spelled(self, text: bytes) -> str:
-        """Return a word as the model spells it, "" without letters and digits."""
-        if (found := self._spellings.get(text)) is not None:
-            return found
+        """Return a word in the model's spelling, "" if it has no letters or digits."""
+        if (spelling := self._spellings.get(text)) is not None:
+            return spelling
         if len(self._spellings) >= _MOST_SPELLINGS:
             self._spellings.clear()
         word = text.decode(errors="replace")

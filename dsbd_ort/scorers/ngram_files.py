@@ -1,4 +1,4 @@
-"""N-gram language models of words, read from files: ARPA by this module, KenLM's by ``kenlm``."""
+"""N-gram language models of words, read from files: ARPA here, KenLM's format by ``kenlm``."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from dsbd_runtime.errors import InputError
 
 BEGIN, END, UNKNOWN = "<s>", "</s>", "<unk>"
 _ARPA, _GZIP = b"\\data\\", b"\x1f\x8b"
-_HEAD = 2**14  # bytes of a file, among which comments may precede ``_ARPA``
+_HEAD = 2**14  # first bytes of a file, in which comments may precede ``_ARPA``
 _COUNT = re.compile(r"ngram\s+(\d{1,9})\s*=\s*(\d{1,15})", re.ASCII)
-_LARGEST = 1e6  # of a number: sums of them stay finite, times any weight
+_LARGEST = 1e6  # largest number: sums of them, times any weight, stay finite
 _NONE = -100.0  # log10 of a word that the model lacks, if it has no <unk>
 
 
@@ -28,17 +28,17 @@ class NGrams(Protocol):
     def __contains__(self, word: str) -> bool: ...
 
     def history(self, *, begins: bool) -> Any:
-        """Return the history of nothing; ``begins``: of the beginning of a sentence."""
+        """Return the empty history; ``begins``: the history at the beginning of a sentence."""
 
     def score(self, history: Any, word: str) -> tuple[float, Any]:
         """Return log10 of the probability of a word after a history, and the history after it."""
 
 
 class ArpaModel:
-    """N-grams of an ARPA file, in memory: about 300 bytes for each n-gram."""
+    """N-grams of an ARPA file, in memory, with about 300 bytes for each n-gram."""
 
     def __init__(self, lines: Iterator[str]) -> None:
-        """Read an ARPA file; ValueError: it is none."""
+        """Read the lines of an ARPA file; ValueError: they are invalid."""
         self._words: dict[str, int] = {}
         self._ngrams: dict[tuple[int, ...], tuple[float, float]] = {}
         declared: dict[int, int] = {}  # n-grams by their order
@@ -47,7 +47,7 @@ class ArpaModel:
             if text == "\\end\\":
                 break
             if text == "\\data\\":
-                declared.clear()  # of comments
+                declared.clear()  # counts before this line were comments
             elif text.startswith("\\") and text.endswith("-grams:"):
                 order += 1
                 if text != f"\\{order}-grams:":
@@ -58,7 +58,7 @@ class ArpaModel:
                 declared[int(count[1])] = int(count[2])
         else:
             raise ValueError("it has no line \\end\\")
-        for _ in lines:  # to the checksum of a packed file
+        for _ in lines:  # reads on to the checksum of a compressed file
             pass
         self._check(declared)
         self._most_history = order - 1
@@ -77,12 +77,12 @@ class ArpaModel:
         if key in self._ngrams:
             raise ValueError(f"the {order}-gram of {line[:80]!r} is there twice")
         self._ngrams[key] = (
-            _number(line, "log10", log_prob, most=0.0),
-            _number(line, "backoff", backoff, most=_LARGEST),
+            _number(line, "log10", log_prob, upper=0.0),
+            _number(line, "backoff", backoff, upper=_LARGEST),
         )
 
     def _check(self, declared: Mapping[int, int]) -> None:
-        """Raise ValueError for counts that differ from those of the head, and without an end."""
+        """Raise ValueError if the counts differ from those of the head, or </s> is missing."""
         counts = Counter(map(len, self._ngrams))
         for order in sorted({*counts, *declared}):
             if counts[order] != declared.get(order, 0):
@@ -105,27 +105,27 @@ class ArpaModel:
         if number is None:
             return _NONE, ()
         total, context = 0.0, history
-        while (found := self._ngrams.get((*context, number))) is None and context:
+        while (entry := self._ngrams.get((*context, number))) is None and context:
             total += self._ngrams.get(context, (0.0, 0.0))[1]
             context = context[1:]
         after = (*history, number)[-self._most_history :] if self._most_history else ()
         while after and after not in self._ngrams:  # no longer n-gram begins with it
             after = after[1:]
-        return total + (found[0] if found else _NONE), after
+        return total + (entry[0] if entry else _NONE), after
 
 
-def _number(line: str, name: str, text: str, most: float) -> float:
+def _number(line: str, name: str, text: str, upper: float) -> float:
     number = float(text)
-    if not -_LARGEST <= number <= most:
+    if not -_LARGEST <= number <= upper:
         raise ValueError(
             f"{line[:80]!r} has as its {name} {number}; expected a number from {-_LARGEST:g} to "
-            f"{most:g}"
+            f"{upper:g}"
         )
     return number
 
 
 class KenlmModel:
-    """A model of the package kenlm, as NGrams."""
+    """NGrams with a model of the package kenlm."""
 
     def __init__(self, package: Any, model: Any) -> None:
         self._package, self._model = package, model
@@ -144,7 +144,7 @@ class KenlmModel:
 
 
 def read_ngrams(path: Path) -> NGrams:
-    """Return the model of a file: ARPA, which may be packed with gzip, or KenLM's binary form.
+    """Return the model of a file: ARPA, possibly compressed with gzip, or KenLM's binary form.
 
     InputError: the file is neither, or needs the package kenlm, which is not installed.
     """

@@ -26,7 +26,7 @@ _VISIBLE = {" ": "·", "\n": "⏎", "\t": "⇥", "\r": "␍"}
 def write_trace(path: str | os.PathLike[str], trace: RequestTrace, tokenizer: Tokenizer) -> None:
     """Write ``trace`` to a file whose name ends in .html or .json.
 
-    InputError: another ending, or a place that cannot be written.
+    InputError: the name has another ending, or the file cannot be written.
     """
     file = Path(path)
     check_trace_path(file)
@@ -54,8 +54,8 @@ def check_trace_path(file: Path) -> None:
 def page_html(fields: dict[str, Any]) -> str:
     """Return a self-contained page.
 
-    Every "<" and all characters but ASCII are escaped in the embedded JSON, so that no text in it
-    closes its element, nor contains the line ends U+2028 and U+2029.
+    Every "<" and all non-ASCII characters are escaped in the embedded JSON. So no text in it can
+    close its element or contain the line ends U+2028 and U+2029.
     """
     data = json_text(fields, ensure_ascii=True).replace("<", "\\u003c")
     page = _part("page.html")
@@ -101,7 +101,7 @@ def _config(config: DecodingConfig) -> dict[str, Any]:
 
 
 class _HypothesisTable:
-    """All hypotheses of a request, each once, as rows with the index of the parent's row."""
+    """All hypotheses of a request, each once, as rows that have the index of their parent's row."""
 
     def __init__(self, start: TextWindow) -> None:
         self.rows: list[dict[str, Any]] = [{"parent": None, "text": "", "rest": start.rest()}]
@@ -127,8 +127,8 @@ class _HypothesisTable:
                 "parent": parent,
                 "token": link.token,
                 "logprob": _rounded(link.token_logprob),
-                "text": text,  # final with this token
-                "rest": window.rest(),  # follows it if this token is the last
+                "text": text,  # text that becomes final with this token
+                "rest": window.rest(),  # text after it if this token is the last
             }
         )
         return len(self.rows) - 1
