@@ -39,11 +39,11 @@ def distributions_beyond_top_k(
         largest = scores[:, 0].astype(np.float32)
         return DenseDistributions(rows, largest, warp.warped, normalizers)
     log_probs[unsettled] = -np.inf
-    found = _listed(warp, tokens, log_probs, scores - normalizers)
+    distributions = _listed(warp, tokens, log_probs, scores - normalizers)
     if len(unsettled):
         read = _of_whole_rows(warp, rows, normalizers[unsettled], _NUMBERS)
-        found = found.replaced(unsettled, read)
-    return found
+        distributions = distributions.replaced(unsettled, read)
+    return distributions
 
 
 def _of_whole_rows(
@@ -66,11 +66,11 @@ def _of_whole_rows(
     log_probs, is_settled = settled(warp, scores, normalizers, vocab_size)
     unsettled = np.logical_not(is_settled).nonzero()[0]
     log_probs[unsettled] = -np.inf
-    found = _listed(warp, tokens, log_probs, scores - normalizers)
+    distributions = _listed(warp, tokens, log_probs, scores - normalizers)
     if not len(unsettled):
-        return found
+        return distributions
     others = _of_whole_rows(warp, rows[unsettled], normalizers[unsettled], numbers[1:])
-    return found.replaced(unsettled, others)
+    return distributions.replaced(unsettled, others)
 
 
 def _listed(
@@ -131,9 +131,9 @@ def mass_of_others(
     """
     centred = scores - scores[:, :1]
     whole = np.exp(normalizers - scores[:, :1])
-    known = np.exp(centred).sum(axis=1, keepdims=True)
+    listed_mass = np.exp(centred).sum(axis=1, keepdims=True)
     error = whole * _PRECISION * (1.0 + np.abs(scores[:, :1]))
-    least, most = (np.maximum(whole - known + sign * error, 0.0) for sign in (-1.0, 1.0))
+    least, most = (np.maximum(whole - listed_mass + sign * error, 0.0) for sign in (-1.0, 1.0))
     power, last = 1.0 / temperature, centred[:, -1:]
     if np.isneginf(last).any():  # the others are impossible too
         is_empty = np.isneginf(last)

@@ -81,15 +81,15 @@ class CacheView:
             self._reserve(size, num_rows)
         self.num_slots += size
         own_bits = _remembered_own_bits if size <= _FEW_ROWS else _own_bits
-        own, begin = own_bits(size, first_row & 7), first_row >> 3
+        own_seen, begin = own_bits(size, first_row & 7), first_row >> 3
         seen = self._seen.take(parent_slots, axis=0)
-        seen_of_own = seen[:, begin : begin + own.shape[1]]
+        seen_of_own = seen[:, begin : begin + own_seen.shape[1]]
         if not size or parent_slots[parent_slots.argmax()] < first:
-            seen_of_own |= own
+            seen_of_own |= own_seen
         else:
             is_new = parent_slots >= first
             seen[is_new] = 0
-            seen_of_own |= own
+            seen_of_own |= own_seen
             # Among the new nodes, the parent, or the node itself if that is none of them.
             above = np.where(is_new, parent_slots - first, np.arange(size))
             while True:  # twice as many ancestors in every round
@@ -111,8 +111,8 @@ class CacheView:
     def forget_own_rows(self, slots: NDArray[np.int64]) -> None:
         """Let the slots see what the parents of their nodes do: no longer their own rows."""
         bits = _unpacked(self._seen[slots], 8 * self._seen.shape[1])
-        own = bits.shape[1] - 1 - bits[:, ::-1].argmax(axis=1)  # the last row that each sees
-        bits[np.arange(len(slots)), own] = False
+        last_row = bits.shape[1] - 1 - bits[:, ::-1].argmax(axis=1)  # the last row that each sees
+        bits[np.arange(len(slots)), last_row] = False
         self._seen[slots] = np.packbits(bits, axis=1, bitorder="little")
 
     def keep(self, slots: NDArray[np.int64]) -> None:

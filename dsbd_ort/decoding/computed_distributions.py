@@ -63,22 +63,22 @@ class LeftOutTokens:
 
     def read(
         self,
-        known: TokenDistributions,
+        distributions: TokenDistributions,
         slots: Slots,
         log_weights: Floats,
         threshold: float,
-        most: int,
+        max_tokens: int,
     ) -> LeftOut:
         """Read the ``most`` best tokens of beams that may have a continuation of that log-weight.
 
         known: the distributions, by slot. slots, log_weights: (num_beams,) int64, float64.
         threshold: least log-weight that matters. most: continuations of all beams together.
         """
-        if not isinstance(known, TopDistributions) or not self._can_read:
+        if not isinstance(distributions, TopDistributions) or not self._can_read:
             return LeftOut.NOTHING
-        if known.num_tokens >= min(most, self._vocab_size):
+        if distributions.num_tokens >= min(max_tokens, self._vocab_size):
             return LeftOut.NOTHING
-        unsure = (log_weights + known.least(slots) >= threshold).nonzero()[0]
+        unsure = (log_weights + distributions.least(slots) >= threshold).nonzero()[0]
         unsure = unsure[~np.isin(slots[unsure], self._read_slots)]
         if not len(unsure):
             return LeftOut.NOTHING
@@ -91,13 +91,13 @@ class LeftOutTokens:
         there, self.gone = unsure[is_there], unsure[~is_there]
         if len(there):
             rows, normalizers = logits.read(slots[there] - first_slot)
-            tokens, scores = largest_logits(rows, most)
-            raw = (scores - normalizers)[:, known.num_tokens :]
+            tokens, scores = largest_logits(rows, max_tokens)
+            raw = (scores - normalizers)[:, distributions.num_tokens :]
             matters = log_weights[there, None] + raw >= threshold
             read = slots[there]
             self._read_slots = np.append(self._read_slots, read)
             self._slots = np.append(self._slots, np.repeat(read, matters.sum(axis=1)))
-            self._tokens = np.append(self._tokens, tokens[:, known.num_tokens :][matters])
+            self._tokens = np.append(self._tokens, tokens[:, distributions.num_tokens :][matters])
             self._raw_log_probs = np.append(self._raw_log_probs, raw[matters])
             self.has_tokens = len(self._tokens) > 0
         return LeftOut.GONE if len(self.gone) else LeftOut.READ
@@ -154,20 +154,20 @@ class ComputedDistributions:
     def append(self, logits: Logits, nodes: Nodes, first_slot: int) -> None:
         """Add the distributions after nodes of the next slots; ModelError: invalid logits."""
         logits.check(self._spec, len(nodes))
-        found: TokenDistributions
+        distributions: TokenDistributions
         if self._processing is not None:
-            found = self._processing.distributions(logits, nodes, is_draft=self._is_draft)
+            distributions = self._processing.distributions(logits, nodes, is_draft=self._is_draft)
         elif self._looks_beyond:
-            found = distributions_beyond_top_k(self._warp, logits, self._spec.vocab_size)
+            distributions = distributions_beyond_top_k(self._warp, logits, self._spec.vocab_size)
         else:
-            found = self._warp.distributions(logits)
+            distributions = self._warp.distributions(logits)
         if self.tops is not None:
             self.tops.append(logits)
         self.left_out.latest = first_slot, logits
         if self.known is NONE_YET:
-            self.known = found.after_unused_row()
+            self.known = distributions.after_unused_row()
         else:
-            self.known.append(found)  # type: ignore[arg-type]  # of the same kind
+            self.known.append(distributions)  # type: ignore[arg-type]  # of the same kind
 
     def joint(
         self, nodes: Nodes, log_weights: NDArray[np.float64], copies: NDArray[np.int64] | None

@@ -48,10 +48,10 @@ class _StoredRows:
 
     def after_unused_row(self) -> Self:
         """Return a copy whose row 0 is no distribution."""
-        found = copy.copy(self)
-        found._arrays = tuple(np.concatenate([array[:1], array]) for array in self._arrays)
-        found._size += 1
-        return found
+        shifted = copy.copy(self)
+        shifted._arrays = tuple(np.concatenate([array[:1], array]) for array in self._arrays)
+        shifted._size += 1
+        return shifted
 
     def append(self, more: Self) -> None:
         size = self._size + len(more)
@@ -85,8 +85,8 @@ class TopDistributions(_StoredRows):
         super().__init__(tokens, log_probs, *(() if raw_log_probs is None else (raw_log_probs,)))
 
     def candidates(self, rows: Rows) -> tuple[Rows, Floats, Floats]:
-        tokens, *found = [array.take(rows, axis=0).ravel() for array in self._arrays]
-        return tokens, found[0], found[-1]
+        tokens, *log_probs = [array.take(rows, axis=0).ravel() for array in self._arrays]
+        return tokens, log_probs[0], log_probs[-1]
 
     @property
     def num_tokens(self) -> int:
@@ -99,10 +99,10 @@ class TopDistributions(_StoredRows):
 
     def log_probs_of(self, rows: Rows, tokens: NDArray[np.int64]) -> Floats:
         """Return the warped log-probability of one token of each of these rows, (num_rows,)."""
-        known, log_probs = self._arrays[0][rows], self._arrays[1][rows]
-        is_token = known == tokens[:, None]
-        found: Floats = log_probs[np.arange(len(rows)), is_token.argmax(axis=1)]
-        return np.where(is_token.any(axis=1), found, -np.inf)
+        listed, log_probs = self._arrays[0][rows], self._arrays[1][rows]
+        is_token = listed == tokens[:, None]
+        of_tokens: Floats = log_probs[np.arange(len(rows)), is_token.argmax(axis=1)]
+        return np.where(is_token.any(axis=1), of_tokens, -np.inf)
 
 
 class DenseDistributions(_StoredRows):
@@ -137,8 +137,8 @@ class DenseDistributions(_StoredRows):
 
     def log_probs_of(self, rows: Rows, tokens: NDArray[np.int64]) -> Floats:
         log_probs = self.candidates(rows)[1].reshape(len(rows), -1)
-        found: Floats = log_probs[np.arange(len(rows)), tokens]
-        return found
+        of_tokens: Floats = log_probs[np.arange(len(rows)), tokens]
+        return of_tokens
 
 
 class ListedDistributions:
@@ -210,12 +210,12 @@ class ListedDistributions:
         return tokens[places], log_probs[places], raw[places]
 
     def log_probs_of(self, rows: Rows, tokens: NDArray[np.int64]) -> Floats:
-        known, log_probs, _ = self.candidates(rows)
+        listed, log_probs, _ = self.candidates(rows)
         row_of = np.repeat(np.arange(len(rows)), self._counts[rows])
-        found = np.full(len(rows), -np.inf)
-        is_token = known == tokens[row_of]
-        found[row_of[is_token]] = log_probs[is_token]
-        return found
+        of_tokens = np.full(len(rows), -np.inf)
+        is_token = listed == tokens[row_of]
+        of_tokens[row_of[is_token]] = log_probs[is_token]
+        return of_tokens
 
     @property
     def num_bytes(self) -> int:

@@ -92,11 +92,11 @@ class Forest:
 
     def _children(self, parents: Nodes, tokens: NDArray[np.int64]) -> Nodes:
         wanted = (parents << UPPER_HALF) + tokens
-        known = (self.parents[: self._num_nodes] << UPPER_HALF) + self.tokens[: self._num_nodes]
-        order = known.argsort()
-        found: Nodes = order.take(known.searchsorted(wanted, sorter=order), mode="clip")
-        found[known[found] != wanted] = NO_NODE
-        return found
+        keys = (self.parents[: self._num_nodes] << UPPER_HALF) + self.tokens[: self._num_nodes]
+        order = keys.argsort()
+        children: Nodes = order.take(keys.searchsorted(wanted, sorter=order), mode="clip")
+        children[keys[children] != wanted] = NO_NODE
+        return children
 
     def _add(
         self,
@@ -164,13 +164,13 @@ class Forest:
     def pending(self, nodes: Nodes, slots: NDArray[np.int64]) -> Nodes:
         """Return what must be computed before the distributions after ``nodes``, parents first."""
         parents = self.parents
-        found = nodes[slots[nodes] < 0]
-        above = parents[found]
+        pending = nodes[slots[nodes] < 0]
+        above = parents[pending]
         above = above[slots[above] < 0]
         if not len(above):  # usually
-            return found
+            return pending
         is_pending = np.zeros(len(slots), dtype=np.bool_)
-        is_pending[found] = True
+        is_pending[pending] = True
         trunk = self.trunk_length
         while len(above):
             is_pending[above] = True

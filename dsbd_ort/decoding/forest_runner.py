@@ -155,8 +155,8 @@ class ForestRunner:
         """Return the call that computes these nodes, and give them their slots."""
         forest, view, size = self.forest, self._view, len(nodes)
         slots, features = forest.slots[self._engine], NO_FEATURES
-        for own in self._features:
-            features = own.for_nodes(nodes)
+        for node_features in self._features:
+            features = node_features.for_nodes(nodes)
         slots[nodes] = np.arange(view.num_slots, view.num_slots + size)
         parents = forest.parents[nodes]
         parent_slots = slots[parents]
@@ -185,16 +185,16 @@ class ForestRunner:
         best are read. If they are GONE, the beam counts as not computed; what its parent sees
         remains known.
         """
-        left_out, known = self.distributions.left_out, self.distributions.known
+        left_out, distributions = self.distributions.left_out, self.distributions.known
         slots, weights = self.slots[beams.nodes], beams.log_weights
-        found = left_out.read(known, slots, weights, threshold, most)
-        if found is LeftOut.GONE:
+        left = left_out.read(distributions, slots, weights, threshold, most)
+        if left is LeftOut.GONE:
             nodes = beams.nodes[left_out.gone]
             slots = self.slots[nodes]
             self._slots_above |= dict(zip(nodes.tolist(), slots.tolist(), strict=True))
             self._view.forget_own_rows(slots)
             self.slots[nodes] = NOT_COMPUTED
-        return found
+        return left
 
     def keep_needed(self, is_kept: NDArray[np.bool_]) -> None:
         """Keep what is needed to compute kept nodes later: (num_nodes + 1,), the last is none."""
@@ -270,9 +270,9 @@ class LateRunner(ForestRunner):
 
     def _longest_prefix(self, identity: RowIdentity) -> PrefixCache:
         """Return the rows that the path has: its own, unless another request has more."""
-        own, shared = self._view.prefix, self._view.row_cache.longest_prefix(identity)
-        num_own = own.identity.num_common(identity)
-        return shared if len(shared.tokens) > num_own else own.copy_of(num_own)
+        prefix, shared = self._view.prefix, self._view.row_cache.longest_prefix(identity)
+        num_own = prefix.identity.num_common(identity)
+        return shared if len(shared.tokens) > num_own else prefix.copy_of(num_own)
 
     def rest(self, num_iterations: int, beams: Beams) -> None:
         """Be put off if that costs less than to stay up to date in iterations without a draft.

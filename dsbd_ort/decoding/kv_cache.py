@@ -47,9 +47,9 @@ class RowIdentity:
     source: Source = None
 
     def num_common(self, other: RowIdentity) -> int:
-        most = num_alike(self.source, other.source)
+        num_alike_places = num_alike(self.source, other.source)
         num_common = 0
-        for ours, theirs in islice(zip(self.tokens, other.tokens, strict=False), most):
+        for ours, theirs in islice(zip(self.tokens, other.tokens, strict=False), num_alike_places):
             if ours != theirs:
                 break
             num_common += 1
@@ -169,8 +169,8 @@ class SharedKVCache:
         longest, num_common = PrefixCache(), 0
         others = (*(view.prefix for view in self._views), *self._closed)
         for other in others if self._shares_prefixes else ():
-            if (found := other.identity.num_common(identity)) > num_common:
-                longest, num_common = other, found
+            if (num_alike_tokens := other.identity.num_common(identity)) > num_common:
+                longest, num_common = other, num_alike_tokens
         copy = longest.copy_of(num_common)
         copy.source = identity.source
         return copy
@@ -211,8 +211,8 @@ class SharedKVCache:
             return
         num_rows = self.num_used + num_new
         num_rows += MOST_UNUSED_ROWS + num_rows // 4  # see ``_make_room``
-        most = num_rows if self.max_rows is None else min(num_rows, self.max_rows)
-        cast(GrowingEngine, self.model).expect(most)
+        expected = num_rows if self.max_rows is None else min(num_rows, self.max_rows)
+        cast(GrowingEngine, self.model).expect(expected)
 
     def forward(self, calls: Sequence[EngineCall]) -> list[ForwardResult]:
         """Make calls that share a group in one forward of the engine; return the result of each."""

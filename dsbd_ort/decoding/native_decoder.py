@@ -114,19 +114,21 @@ class NativeMember:
     def num_rows_at_end(self) -> int:
         return int(self.member.num_rows_at_end)
 
-    def event(self, found: Any) -> IterationOutput | Preempted | DecodeResult | BaseException:
+    def event(
+        self, native_event: Any
+    ) -> IterationOutput | Preempted | DecodeResult | BaseException:
         """Convert an event of the core to one of ``Progress``."""
-        if isinstance(found, BaseException):
-            return found
-        if found is None:
+        if isinstance(native_event, BaseException):
+            return native_event
+        if native_event is None:
             return Preempted()
-        if isinstance(found, tuple):
-            return self._result(*found)
-        self.tokens += found.tokens
-        self.logprobs += found.logprobs
+        if isinstance(native_event, tuple):
+            return self._result(*native_event)
+        self.tokens += native_event.tokens
+        self.logprobs += native_event.logprobs
         if self.tops is not None:
-            self.tops += found.tops
-        return NativeOutput(found, self)
+            self.tops += native_event.tops
+        return NativeOutput(native_event, self)
 
     def _result(
         self, sequences: list[dict[str, Any]], stats: dict[str, Any], num_bytes: int, scored: Any
@@ -200,9 +202,9 @@ class NativeDecoder:
         self._decoder.resume(_native_of(member))
 
     def leave(self, member: Member) -> None:
-        found = _native_of(member)
-        self._decoder.leave(found)
-        self._members.pop(found, None)
+        native_member = _native_of(member)
+        self._decoder.leave(native_member)
+        self._members.pop(native_member, None)
 
     def keep_for(self, request: DecodingRequest | None) -> None:
         identity = request and request.reusable_prompt("draft")

@@ -132,9 +132,9 @@ class PreemptedRows:
             path = self._path(slot)
             rows = (self._slots == slot).nonzero()[0]
             places = self.positions[path].searchsorted(self.positions[rows] - 1)
-            found = path.take(places, mode="clip")
-            is_parent = self.positions[found] == self.positions[rows] - 1
-            parents[rows[is_parent]] = found[is_parent]
+            candidates = path.take(places, mode="clip")
+            is_parent = self.positions[candidates] == self.positions[rows] - 1
+            parents[rows[is_parent]] = candidates[is_parent]
         return parents
 
     def slots_by_row(self) -> dict[int, int]:
@@ -240,13 +240,13 @@ def _paths(target: PreemptedRows, draft: PreemptedRows) -> tuple[list[int], list
     numbers: dict[tuple[int, int], int] = {}
     paths: list[list[int]] = []
     for rows in (target, draft):
-        found: list[int] = []
+        path_numbers: list[int] = []
         for parent, token, position in zip(
             rows.parents().tolist(), rows.tokens.tolist(), rows.positions.tolist(), strict=True
         ):
-            above = found[parent] if parent >= 0 else 0 if position else _NO_ROW
-            found.append(numbers.setdefault((above, token), len(numbers)))
-        paths.append(found)
+            above = path_numbers[parent] if parent >= 0 else 0 if position else _NO_ROW
+            path_numbers.append(numbers.setdefault((above, token), len(numbers)))
+        paths.append(path_numbers)
     above = [
         paths[1][parent] if parent >= 0 else 0  # the first row is that of path 0, seen by none
         for parent in draft.parents().tolist()

@@ -171,23 +171,23 @@ def _runners(
     warp = target_warp = Warp.of(config)
     if not config.row.has_draft and not spec.head.num_top_logits:  # all logits are read later
         target_warp = warp.narrowed()
-    known = ComputedDistributions("target", spec, forest, target_warp, paths.processing, tops)
+    of_target = ComputedDistributions("target", spec, forest, target_warp, paths.processing, tops)
     if draft is None or not config.has_draft_model:
-        return [ForestRunner("target", target, forest, known, scorer=scorer)]
+        return [ForestRunner("target", target, forest, of_target, scorer=scorer)]
     draft_warp = warp.within(draft.spec.head.num_top_logits)
     drafted = ComputedDistributions("draft", draft.spec, forest, draft_warp, paths.processing)
     if not draft.spec.reads_features:
         path = request.prompt_ids, paths.builder.hypotheses
         context = _draft_context(request, draft.spec, costs)
         late = LateRunner(draft, forest, drafted, *path, context)
-        return [ForestRunner("target", target, forest, known, scorer=scorer), late]
+        return [ForestRunner("target", target, forest, of_target, scorer=scorer), late]
     align_prefixes(target.prefix, draft.prefix)
     features = TargetFeatures(target)
-    own = DraftFeatures(forest, features)
-    draft.own_features = own.own_of
+    draft_features = DraftFeatures(forest, features)
+    draft.own_features = draft_features.own_of
     return [
-        ForestRunner("target", target, forest, known, [features], scorer),
-        ForestRunner("draft", draft, forest, drafted, [own]),
+        ForestRunner("target", target, forest, of_target, [features], scorer),
+        ForestRunner("draft", draft, forest, drafted, [draft_features]),
     ]
 
 
@@ -200,8 +200,8 @@ def _draft_context(
     config, size = request.config, request.config.draft_context
     if size == "auto" and (not FREE_OF_THE_DRAFT.is_met(config) or depends_on_draft(config)):
         size = "all"
-    most, begin_token = draft.context_length, request.begin_token
-    return DraftContext(size, most, begin_token, lengths, costs, request.estimator)
+    max_positions, begin_token = draft.context_length, request.begin_token
+    return DraftContext(size, max_positions, begin_token, lengths, costs, request.estimator)
 
 
 def _chained_drafters(

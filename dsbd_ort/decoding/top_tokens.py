@@ -90,14 +90,14 @@ class TopTokens:
 
 def check_top_logprobs(target: EngineSpec, config: DecodingConfig) -> None:
     """Raise ConfigError for log-probabilities that an engine with a top-k head does not return."""
-    most = target.head.num_top_logits
-    if not most or target.head.keeps_full_logits:
+    num_top = target.head.num_top_logits
+    if not num_top or target.head.keeps_full_logits:
         return
-    returns = f"but the target's engine returns the {most} largest logits of a position"
-    if config.top_logprobs > most:
+    returns = f"but the target's engine returns the {num_top} largest logits of a position"
+    if config.top_logprobs > num_top:
         raise ConfigError(
             f"top_logprobs is {config.top_logprobs}, {returns} and keeps no others; use at most "
-            f"{most}, or export again, where --logits topk keeps them all"
+            f"{num_top}, or export again, where --logits topk keeps them all"
         )
     if config.prompt_logprobs:
         raise ConfigError(
@@ -157,9 +157,11 @@ def _whole_rows(logits: Logits) -> NDArray[np.float32]:
     return full.read(np.arange(num_rows))
 
 
-def _with_own(tokens: list[int], logprobs: list[float], own: int, logprob: float) -> TokenLogprobs:
+def _with_own(
+    tokens: list[int], logprobs: list[float], chosen: int, logprob: float
+) -> TokenLogprobs:
     """Return pairs in which token ``own`` has ``logprob`` to the last bit."""
     return [
-        (token, logprob if token == own else value)
+        (token, logprob if token == chosen else value)
         for token, value in zip(tokens, logprobs, strict=True)
     ]

@@ -297,7 +297,7 @@ class Tracer:
 def _log_prob(runners: Sequence[ForestRunner], parent: int, token: int) -> float | None:
     """Return the warped log-probability of ``token`` after ``parent``, None if not computed."""
     for runner in runners if parent != NO_NODE else ():
-        if (found := runner.distributions.after(parent)) is not None:
-            place = np.flatnonzero(found.tokens == token)
-            return float(found.log_probs[place[0]]) if len(place) else -np.inf
+        if (distribution := runner.distributions.after(parent)) is not None:
+            place = np.flatnonzero(distribution.tokens == token)
+            return float(distribution.log_probs[place[0]]) if len(place) else -np.inf
     return None

@@ -47,8 +47,10 @@ class Warp:
     def of(cls, config: DecodingConfig) -> Warp:
         """Return the warping of both models' logits that a request's rule requires."""
         if config.row.rule == "search":
-            most = max(num_searched(config), config.most_draft_beams + len(config.eos_ids))
-            return cls(1.0, most, 1.0, is_raw=True)
+            num_candidates = max(
+                num_searched(config), config.most_draft_beams + len(config.eos_ids)
+            )
+            return cls(1.0, num_candidates, 1.0, is_raw=True)
         return cls(
             config.temperature or 1.0,
             config.top_k,
@@ -102,11 +104,11 @@ def _cut_top_p(log_probs: Floats, top_p: float, numbers: Sequence[int] = (256, 4
     columns = largest_columns(log_probs, numbers[0])
     few = np.take_along_axis(log_probs, columns, axis=1)
     order = np.take_along_axis(columns, np.argsort(-few, axis=1, kind="stable"), axis=1)
-    found = _cut_in_order(log_probs, top_p, order)
+    kept = _cut_in_order(log_probs, top_p, order)
     are_too_few = np.exp(few).sum(axis=1) < top_p + _NEAR
     if are_too_few.any():
-        found[are_too_few] = _cut_top_p(log_probs[are_too_few], top_p, numbers[1:])
-    return found
+        kept[are_too_few] = _cut_top_p(log_probs[are_too_few], top_p, numbers[1:])
+    return kept
 
 
 def _cut_in_order(log_probs: Floats, top_p: float, order: NDArray[np.int64]) -> Floats:
@@ -115,9 +117,9 @@ def _cut_in_order(log_probs: Floats, top_p: float, order: NDArray[np.int64]) -> 
     probs = np.exp(ordered)
     is_cut = np.cumsum(probs, axis=1) - probs >= top_p  # mass before this token
     is_cut[:, 0] = False
-    found = np.full_like(log_probs, -np.inf)
-    np.put_along_axis(found, order, np.where(is_cut, -np.inf, ordered), axis=1)
-    return found
+    kept = np.full_like(log_probs, -np.inf)
+    np.put_along_axis(kept, order, np.where(is_cut, -np.inf, ordered), axis=1)
+    return kept
 
 
 def num_searched(config: DecodingConfig) -> int:
@@ -142,23 +144,23 @@ def _cut_typical(log_probs: Floats, mass: float) -> Floats:
 
 def looks_beyond(warp: Warp, spec: EngineSpec) -> bool:
     """Return whether sampling may draw tokens that a top-k head does not return."""
-    most = spec.head.num_top_logits
-    return most > 0 and not warp.is_raw and not 1 <= warp.top_k <= most
+    num_top = spec.head.num_top_logits
+    return num_top > 0 and not warp.is_raw and not 1 <= warp.top_k <= num_top
 
 
 def check_top_k(target: EngineSpec, config: DecodingConfig) -> None:
     """Raise ConfigError for a request that reads more tokens than the target keeps; a draft may."""
-    most, top_k = target.head.num_top_logits, Warp.of(config).top_k
-    if not most or target.head.keeps_full_logits:
+    num_top, top_k = target.head.num_top_logits, Warp.of(config).top_k
+    if not num_top or target.head.keeps_full_logits:
         return  # the others are read if they matter
-    returns = f"but the target's engine returns the {most} largest logits of a position"
+    returns = f"but the target's engine returns the {num_top} largest logits of a position"
     if config.processes_logits:
         raise ConfigError(
-            f"{', '.join(config.logits_options)} may raise tokens that are not among the {most} "
+            f"{', '.join(config.logits_options)} may raise tokens that are not among the {num_top} "
             "logits which the target's engine returns of a position, and it keeps no others; leave "
             "it out, or export again, where --logits topk keeps them all (or with --logits full)"
         )
-    if 1 <= top_k <= most:
+    if 1 <= top_k <= num_top:
         return
     if config.row.rule == "search":
         raise ConfigError(
@@ -169,6 +171,6 @@ def check_top_k(target: EngineSpec, config: DecodingConfig) -> None:
         )
     of_all = "" if top_k else " (all tokens)"
     raise ConfigError(
-        f"top_k is {top_k}{of_all}, {returns} and keeps no others; use top_k 1 to {most}, or "
+        f"top_k is {top_k}{of_all}, {returns} and keeps no others; use top_k 1 to {num_top}, or "
         "export again, where --logits topk keeps them all (or with --logits full)"
     )

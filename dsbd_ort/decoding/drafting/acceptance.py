@@ -250,10 +250,10 @@ class AcceptanceEstimator:
 
     def agreement(self, size: int) -> float:
         """Return the agreement of drafts with a context of this size over that with all."""
-        known = _known_size(size)
-        guessed = AGREEMENT[known]
+        known_size = _known_size(size)
+        guessed = AGREEMENT[known_size]
         usual = sum(AGREEMENT[each] * counts.seen for each, counts in self.first_layers.items())
-        counts = self.first_layers.get(known)
+        counts = self.first_layers.get(known_size)
         if counts is None or not usual:
             return guessed
         level = max(sum(each.accepted for each in self.first_layers.values()) / usual, 1e-3)
@@ -262,8 +262,8 @@ class AcceptanceEstimator:
 
     def learn_agreement(self, size: int, *, agrees: bool) -> None:
         """Count a first layer, drafted with a context of this size."""
-        known = _known_size(size)
-        counts = self.first_layers.setdefault(known, Counts())
+        known_size = _known_size(size)
+        counts = self.first_layers.setdefault(known_size, Counts())
         counts.seen = _MEMORY_OF_AGREEMENT * counts.seen + 1.0
         counts.accepted = _MEMORY_OF_AGREEMENT * counts.accepted + agrees
 

@@ -191,8 +191,8 @@ class LearnedCurve:
         trust = np.full(len(_SIZES), 0.5)
         trust[called] += weights
         sums = trust * line[len(rows) :] * np.interp(_SIZES, _SIZES[called], ratios)
-        found = tuple(never_falling(sums, trust).tolist())
-        return CostCurve(LEARNED_ROWS, found, seen=(int(rows.min()), int(rows.max())))
+        fitted = tuple(never_falling(sums, trust).tolist())
+        return CostCurve(LEARNED_ROWS, fitted, seen=(int(rows.min()), int(rows.max())))
 
 
 def never_falling(sums: Floats, weights: Floats) -> Floats:

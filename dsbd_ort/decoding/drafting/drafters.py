@@ -122,8 +122,8 @@ class ChainedDrafter:
         """Propose what followed before; without a model nothing after paths that are unknown."""
         assert self._ngram is not None
         open_beams = lists.open_beams()
-        found = self._ngram.proposals(nodes[open_beams])
-        paths, tokens, log_probs = found.paths, found.tokens, found.log_probs
+        proposals = self._ngram.proposals(nodes[open_beams])
+        paths, tokens, log_probs = proposals.paths, proposals.tokens, proposals.log_probs
         if self._processing is not None and len(tokens):
             log_probs = self._processing.processed(nodes[open_beams], paths, tokens, log_probs)
             is_left = log_probs > -np.inf
@@ -135,7 +135,7 @@ class ChainedDrafter:
         if self._model is None:
             lists.is_known[open_beams] = True
         # Of the other beams the model lists what is possible.
-        lists.unlisted[open_beams] = np.where(lists.is_known[open_beams], found.unlisted, 0.0)
+        lists.unlisted[open_beams] = np.where(lists.is_known[open_beams], proposals.unlisted, 0.0)
 
 
 class _Layer:

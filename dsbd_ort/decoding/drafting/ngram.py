@@ -41,18 +41,18 @@ class NGramCounts:
     def add(self, context: tuple[int, ...], token: int) -> None:
         """Count a token after its context, of which only the last tokens matter."""
         self.num_tokens += 1
-        known = self.following
+        following = self.following
         for length in _DOUBTS:
             if length > len(context):
                 continue
             key = hash(context[-length:])
-            found = known.get(key)
-            if found is None:
-                known[key] = token
-            elif isinstance(found, int):
-                known[key] = {found: 2} if found == token else {found: 1, token: 1}
+            followers = following.get(key)
+            if followers is None:
+                following[key] = token
+            elif isinstance(followers, int):
+                following[key] = {followers: 2} if followers == token else {followers: 1, token: 1}
             else:
-                found[token] = found.get(token, 0) + 1
+                followers[token] = followers.get(token, 0) + 1
 
     def add_text(self, token_ids: Sequence[int]) -> None:
         """Count the tokens of a text, each after those before it."""
@@ -99,9 +99,9 @@ class NGramPaths:
     def places(self, nodes: Nodes) -> list[Place]:
         return [self._places[node] for node in nodes.tolist()]
 
-    def add(self, parents: Nodes, tokens: Tokens) -> None:
+    def add(self, parents: Nodes, followers: Tokens) -> None:
         """See PathStates.add; no path ends by it."""
-        for parent, token in zip(parents.tolist(), tokens.tolist(), strict=True):
+        for parent, token in zip(parents.tolist(), followers.tolist(), strict=True):
             tail = (*self._tails[parent][-_LONGEST:], token)
             self._tails.append(tail)
             self._places.append(self._prediction.after(self._places[parent], tail))

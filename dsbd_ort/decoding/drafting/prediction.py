@@ -58,23 +58,23 @@ class Prediction:
         lost_at, num_lost = place.lost_at, place.num_lost + 1
         expected = lost_at + num_lost - 1  # of the last token, if each has replaced another
         # First only from there on: in a text that repeats itself all before an edit agrees best.
-        found, num_agreeing = self._nearest(expected, path, lost_at)
+        nearest, num_agreeing = self._nearest(expected, path, lost_at)
         if num_agreeing < 2 <= num_lost:
-            found, num_agreeing = self._nearest(expected, path, 0)
+            nearest, num_agreeing = self._nearest(expected, path, 0)
         if num_agreeing > 1:
-            return Place(found + 1, 0, (found + 1,))
-        deleted = (found + 1,) if num_agreeing else ()
+            return Place(nearest + 1, 0, (nearest + 1,))
+        deleted = (nearest + 1,) if num_agreeing else ()
         return Place(lost_at, num_lost, tuple(dict.fromkeys((*deleted, expected + 1, lost_at))))
 
     def shares(self, place: Place) -> dict[int, float]:
         """Return the probabilities of the tokens that may come next; less than 1 together."""
-        found: dict[int, float] = {}
+        share_by_token: dict[int, float] = {}
         for next_place, share in zip(place.next_places, _SHARES, strict=False):
             if next_place < len(self.token_ids):
                 token = self.token_ids[next_place]
                 probability = share / place.num_lost if place.num_lost else self._rate
-                found[token] = found.get(token, 0.0) + probability
-        return found
+                share_by_token[token] = share_by_token.get(token, 0.0) + probability
+        return share_by_token
 
     def learn(self, places: Sequence[Place]) -> None:
         """Count the places of selected paths: whether each follows, if its parent did."""
@@ -108,17 +108,17 @@ class Prediction:
         places = self._places.get(path[-1], [])
         middle = bisect_left(places, expected)
         begin = max(bisect_left(places, first), middle - _NEAREST)
-        found = [(0, 0, 0)]
+        candidates = [(0, 0, 0)]
         for place in places[begin : middle + _NEAREST]:
             num_agreeing, distance = self._num_agreeing(place, path), abs(place - expected)
             if distance <= _REACH**num_agreeing:
-                found.append((num_agreeing, -distance, place))
-        num_agreeing, _, place = max(found)
+                candidates.append((num_agreeing, -distance, place))
+        num_agreeing, _, place = max(candidates)
         return place, num_agreeing
 
     def _num_agreeing(self, place: int, path: Sequence[int]) -> int:
         """Return how many tokens up to a place are the last ones of a path, at most ``_REACH``."""
-        most, number = min(_REACH, len(path), place + 1), 0
-        while number < most and self.token_ids[place - number] == path[-1 - number]:
+        reach, number = min(_REACH, len(path), place + 1), 0
+        while number < reach and self.token_ids[place - number] == path[-1 - number]:
             number += 1
         return number

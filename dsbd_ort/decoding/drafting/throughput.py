@@ -378,10 +378,10 @@ class ThroughputDraftPolicy:
         parents = self._now.parent_deficits
         if parents is None:
             best = best_candidates(scores, num_wanted)
-            found = scores[best]
+            best_scores = scores[best]
             # Fewer can be selected than beams: a draft that is always right selects them all.
-            threshold = found[num_beams - 1] if len(best) >= num_beams else -np.inf
-            return best, np.maximum(threshold - found, 0.0)
+            threshold = best_scores[num_beams - 1] if len(best) >= num_beams else -np.inf
+            return best, np.maximum(threshold - best_scores, 0.0)
         inherited = parents[joint.parents]
         certain = scores[inherited == 0.0]
         threshold = -np.inf

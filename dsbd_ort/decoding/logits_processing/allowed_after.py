@@ -103,14 +103,14 @@ class AllowedAfter:
             return is_token
         if isinstance(self._allowed, TokenMasks):
             words = np.take_along_axis(self._allowed.bits, np.maximum(tokens, 0) >> 5, axis=1)
-            found = (words >> (tokens & 31).astype(np.int32) & 1).astype(np.bool_)
+            is_listed = (words >> (tokens & 31).astype(np.int32) & 1).astype(np.bool_)
         else:
             counts = self._allowed.counts
             stride = max(int(tokens.max(initial=0)), int(self._allowed.tokens.max(initial=0))) + 1
             row_of = np.repeat(np.arange(len(counts)), counts)
             first = np.arange(len(counts))[:, None] * stride
-            found = np.isin(first + tokens, row_of * stride + self._allowed.tokens)
-        return (found | (np.isin(tokens, self._eos) & self._accepts[:, None])) & is_token
+            is_listed = np.isin(first + tokens, row_of * stride + self._allowed.tokens)
+        return (is_listed | (np.isin(tokens, self._eos) & self._accepts[:, None])) & is_token
 
     @property
     def num_tokens(self) -> NDArray[np.int64]:
@@ -142,8 +142,8 @@ class ForbiddenTokens:
         is_forbidden = ~allowed.are_allowed(tokens)
         for row, node in enumerate(nodes.tolist()):
             columns = np.flatnonzero(is_forbidden[row])[:MOST_FORBIDDEN]
-            found = tokens[row, columns].tolist(), probabilities[row, columns].tolist()
-            self._noted[node] = tuple(zip(*found, strict=True))
+            forbidden = tokens[row, columns].tolist(), probabilities[row, columns].tolist()
+            self._noted[node] = tuple(zip(*forbidden, strict=True))
 
     def taken(self) -> dict[int, Forbidden]:
         """Return what was noted, by node, and forget it: pruning gives nodes other numbers."""

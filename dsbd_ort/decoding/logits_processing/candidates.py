@@ -70,8 +70,8 @@ class Candidates:
         wanted = rows * self.vocab_size + tokens
         place = keys.searchsorted(wanted)
         is_found = keys.take(place, mode="clip") == wanted
-        found = order[place[is_found]]
-        return np.divmod(found, self.tokens.shape[1])
+        flat_places = order[place[is_found]]
+        return np.divmod(flat_places, self.tokens.shape[1])
 
     @cached_property
     def _sorted_keys(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

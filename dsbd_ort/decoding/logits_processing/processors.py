@@ -128,9 +128,9 @@ class _NoSourceNgram(LogitsProcessor):
 
     def process(self, scores: Scores, candidates: Candidates) -> Scores:
         begun = candidates.paths.tail(candidates.nodes, self._size - 1)
-        found = [self._next_tokens.get(ngram, []) for ngram in map(tuple, begun.tolist())]
-        rows = np.repeat(np.arange(len(found)), [len(tokens) for tokens in found])
-        banned = np.array([token for tokens in found for token in tokens], np.int64)
+        next_tokens = [self._next_tokens.get(ngram, []) for ngram in map(tuple, begun.tolist())]
+        rows = np.repeat(np.arange(len(next_tokens)), [len(tokens) for tokens in next_tokens])
+        banned = np.array([token for tokens in next_tokens for token in tokens], np.int64)
         scores[candidates.places(rows, banned)] = -np.inf
         return scores
 
@@ -213,14 +213,14 @@ class _PathFunction(LogitsProcessor):
 
     def _of_path(self, path: Tokens, scores: NDArray[np.float64]) -> NDArray[np.float64]:
         given = np.asarray(self._function(path, scores), dtype=np.float64)
-        found = given_scores(given)
-        if found is None or found.shape != scores.shape:
+        checked = given_scores(given)
+        if checked is None or checked.shape != scores.shape:
             raise ConstraintError(
                 f"the processor {shown(self._function)} returned scores of shape {given.shape}"
-                f"{', with NaN or more than 1e30,' * (found is None)} after {len(path)} tokens; "
+                f"{', with NaN or more than 1e30,' * (checked is None)} after {len(path)} tokens; "
                 f"expected shape {scores.shape}, finite or -inf"
             )
-        return found
+        return checked
 
 
 def processors_of(

@@ -89,13 +89,13 @@ class RequestProcessing:
             candidates = Candidates(self.paths, nodes, listed, self.vocab_size)
             processed = self._processed(scores, logits.log_normalizers, candidates, is_draft)
             return self._listed(candidates, *processed)
-        found, is_complete = self._of_top(logits, nodes, allowed, is_draft)
+        distributions, is_complete = self._of_top(logits, nodes, allowed, is_draft)
         incomplete = np.logical_not(is_complete).nonzero()[0]
         if not len(incomplete) or logits.full is None:
-            return found
+            return distributions
         rows, normalizers = logits.read(incomplete)
         part = nodes[incomplete], allowed.part(incomplete)
-        return found.replaced(incomplete, self._of_all(rows, normalizers, *part, is_draft))
+        return distributions.replaced(incomplete, self._of_all(rows, normalizers, *part, is_draft))
 
     @property
     def vocab_size(self) -> int:
@@ -263,6 +263,6 @@ def _looked_up(tokens: Tokens, scores: Scores, listed: Tokens) -> Scores:
     wanted = first + listed
     place = order.take(keys.searchsorted(wanted, sorter=order), mode="clip")
     least = scores.min(axis=1, keepdims=True)
-    found = np.where(keys[place] == wanted, scores.ravel()[place], least)
-    found[listed < 0] = -np.inf
-    return found
+    listed_scores = np.where(keys[place] == wanted, scores.ravel()[place], least)
+    listed_scores[listed < 0] = -np.inf
+    return listed_scores

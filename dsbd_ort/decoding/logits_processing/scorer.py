@@ -70,14 +70,14 @@ class ScorerStates(LogitsProcessor):
         is_whole = added.shape == scores.shape
         if is_whole and candidates.tokens is not None:
             added = np.where(candidates.tokens < 0, 0.0, added)
-        found = given_scores(added)
-        if found is None or not is_whole:
+        checked = given_scores(added)
+        if checked is None or not is_whole:
             raise ConstraintError(
                 f"{self._scorer.name} returned scores of shape {added.shape}"
-                f"{', with NaN or more than 1e30' * (found is None)}; expected shape "
+                f"{', with NaN or more than 1e30' * (checked is None)}; expected shape "
                 f"{scores.shape}, finite or -inf"
             )
-        return scores + found
+        return scores + checked
 
     def may_raise(self, candidates: Candidates) -> NDArray[np.bool_] | bool:
         if not hasattr(self._scorer, "highest"):
