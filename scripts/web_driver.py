@@ -26,11 +26,11 @@ _FLAGS = [
     "--hide-scrollbars",
 ]
 KEYS = {"left": "\ue012", "up": "\ue013", "right": "\ue014", "down": "\ue015", "end": "\ue010", "home": "\ue011", "tab": "\ue004", "escape": "\ue00c"}  # fmt: skip # noqa: E501
-_ELEMENT = "element-6066-11e4-a52e-4f735466cecf"  # the key that the standard gives to references
+_ELEMENT = "element-6066-11e4-a52e-4f735466cecf"  # key of element references in the standard
 
 
 def missing_browser() -> str | None:
-    """Return the programs that are missing to open pages here, None if none are."""
+    """Return which programs for opening pages are missing, None if all are installed."""
     missing = [name for name in ("chromium", "chromedriver") if shutil.which(name) is None]
     return f"{' and '.join(missing)} not installed" if missing else None
 
@@ -59,19 +59,19 @@ class Browser:
         )
 
     def point_at(self, selector: str) -> None:
-        """Move the pointer over the middle of the first element that a CSS selector finds."""
-        found = self._command("POST", "element", {"using": "css selector", "value": selector})
-        move = {"type": "pointerMove", "origin": {_ELEMENT: found[_ELEMENT]}, "x": 0, "y": 0}
+        """Move the pointer over the middle of the first element that matches a CSS selector."""
+        element = self._command("POST", "element", {"using": "css selector", "value": selector})
+        move = {"type": "pointerMove", "origin": {_ELEMENT: element[_ELEMENT]}, "x": 0, "y": 0}
         pointer = {"type": "pointer", "id": "mouse", "actions": [move]}
         self._command("POST", "actions", {"actions": [pointer]})
 
     def click(self, selector: str) -> None:
-        """Click the first element that a CSS selector finds."""
-        found = self._command("POST", "element", {"using": "css selector", "value": selector})
-        self._command("POST", f"element/{found[_ELEMENT]}/click", {})
+        """Click the first element that matches a CSS selector."""
+        element = self._command("POST", "element", {"using": "css selector", "value": selector})
+        self._command("POST", f"element/{element[_ELEMENT]}/click", {})
 
     def console(self) -> list[str]:
-        """Return the console's messages since the last time."""
+        """Return the console's messages since the last call."""
         return [entry["message"] for entry in self._command("POST", "se/log", {"type": "browser"})]
 
     def screenshot(self) -> bytes:
@@ -84,7 +84,7 @@ class Browser:
 
 @contextlib.contextmanager
 def browser(*, width: int, height: int, is_dark: bool = False) -> Iterator[Browser]:
-    """Open a window with a profile of its own."""
+    """Open a window with a new profile."""
     flags = [*_FLAGS, f"--window-size={width},{height}"]
     if is_dark:
         flags.append("--blink-settings=preferredColorScheme=0")
@@ -114,10 +114,10 @@ def _driver() -> Iterator[str]:
 
 
 def _path(program: str) -> str:
-    found = shutil.which(program)
-    if found is None:
+    path = shutil.which(program)
+    if path is None:
         raise FileNotFoundError(f"{program} is not installed; it is a package of most systems")
-    return str(Path(found))
+    return str(Path(path))
 
 
 def _request(method: str, url: str, body: dict[str, Any] | None = None) -> Any:

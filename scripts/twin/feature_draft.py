@@ -1,10 +1,10 @@
-"""Feature draft of a trained target, converted into one of its twin.
+"""Feature draft of a trained target, converted into a feature draft of its twin.
 
-A hidden state of the twin is the trained one followed by zeros (``weights``), so the projection
-gets columns of zeros there, and the norm of a hidden state a weight that makes up for a mean over
-more dimensions. Its eps is not made up for, as it stands in the config once for all norms, nor is
-the constant for added tokens, whose square is at most half the eps of the target's norms. Added
-tokens are embedded as zeros and never proposed.
+A hidden state of the twin is the trained one followed by zeros (``weights``). So the projection
+gets columns of zeros for the added dimensions, and the weight of a hidden state's norm is scaled,
+because its mean is over more dimensions. Two differences are not compensated: the norm's eps, which
+the config has only once for all norms, and the constant for added tokens, whose square is at most
+half the eps of the target's norms. Added tokens are embedded as zeros and never proposed.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _NEEDED = ("embed_tokens.weight", "fc.weight", "lm_head.weight")
 
 
 def widen_feature_draft(source: Path, target: LlamaConfig, output: Path) -> None:
-    """Write to ``output`` the draft at ``source`` for a twin of its target.
+    """Convert the draft at ``source`` for a twin of its target; write it to ``output``.
 
     target: config of the twin.
 
     Raises:
-        click.UsageError: it is not written as dsbd-distill writes them.
+        click.UsageError: the draft does not have the form that dsbd-distill writes.
     """
     config = json.loads((source / "config.json").read_text(encoding="utf-8"))
     weights = load_file(source / "model.safetensors")
@@ -62,7 +62,7 @@ def widen_feature_draft(source: Path, target: LlamaConfig, output: Path) -> None
 
 
 def _filled(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Return a tensor of ``shape`` that begins as ``tensor`` and is filled with zeros."""
+    """Return ``tensor`` padded with zeros to ``shape``."""
     result = tensor.new_zeros(shape)
     result[tuple(slice(size) for size in tensor.shape)] = tensor
     return result

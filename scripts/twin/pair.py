@@ -26,7 +26,7 @@ from scripts.twin.feature_draft import widen_feature_draft
 from scripts.twin.weights import AddedTokens, TwinWeights, twin_config
 
 TOLERANCE = 1e-4  # of the logits, absolute
-MOST_ADDED_LOG_PROB = -100.0  # log-probability of an added token, at most
+MOST_ADDED_LOG_PROB = -100.0  # maximum log-probability of an added token
 
 INDEX_FILE = "model.safetensors.index.json"
 SHARD_BYTES = 10**9
@@ -48,14 +48,14 @@ def make_twin(
 ) -> None:
     """Write and check the pair in a temporary folder, then rename it to ``output``.
 
-    The draft is copied, or becomes a twin of ``num_draft_params`` parameters as well; one that
-    reads features is made to read the twin's. With ``vocab_size`` both have more tokens, which no
-    one draws (``weights.AddedTokens``).
+    The draft is copied, or also becomes a twin, of ``num_draft_params`` parameters. A feature draft
+    is converted to read the twin's features. With ``vocab_size`` both models have more tokens,
+    which are never sampled (``weights.AddedTokens``).
 
     Raises:
-        click.UsageError: a vocabulary for a draft that is only copied, parameters for one that
-            reads features.
-        click.ClickException: a twin's logits are not those of the trained model.
+        click.UsageError: a vocabulary is given for a draft that is only copied, or parameters for
+            a feature draft.
+        click.ClickException: a twin's logits differ from the trained model's.
     """
     target, draft = pair
     has_features = is_feature_draft(draft)
@@ -85,8 +85,8 @@ def make_twin(
     difference = max(comparison.difference for comparison in comparisons)
     report(f"{output}: logits within {difference:.1e} of the trained ones")
     if vocab_size is not None:
-        most = max(comparison.added_log_prob for comparison in comparisons)
-        report(f"{output}: log-probabilities of added tokens at most {most:.0f}")
+        largest = max(comparison.added_log_prob for comparison in comparisons)
+        report(f"{output}: log-probabilities of added tokens at most {largest:.0f}")
 
 
 @dataclass(frozen=True)
@@ -94,9 +94,9 @@ class Comparison:
     """A twin and the trained model, fp32, on seeded random tokens.
 
     Attributes:
-        difference: the largest absolute one of two logits; with added tokens of two
+        difference: largest absolute difference of two logits; with added tokens, of two
             log-probabilities, each over all tokens of its model.
-        added_log_prob: the largest log-probability of an added token, -inf without any.
+        added_log_prob: largest log-probability of an added token, -inf if there are none.
     """
 
     difference: float
@@ -135,7 +135,7 @@ def write_twin(
     report: Callable[[str], None],
     shard_bytes: int = SHARD_BYTES,
 ) -> int:
-    """Write the twin of the checkpoint ``source`` to ``output``; return its parameters."""
+    """Write the twin of the checkpoint ``source``; return its number of parameters."""
     output.mkdir(parents=True)
     with quiet_libraries():
         trained = LlamaForCausalLM.from_pretrained(source, dtype=torch.float32)
@@ -161,7 +161,7 @@ def write_twin(
 
 @torch.no_grad()
 def residuals(model: LlamaForCausalLM, seed: int) -> Tensor:
-    """Return what the last norm reads on seeded random tokens, (sequences, length, hidden)."""
+    """Return the last norm's input for seeded random tokens, (sequences, length, hidden)."""
     read: list[Tensor] = []
     hook = model.model.norm.register_forward_pre_hook(lambda _, inputs: read.append(inputs[0]))
     model.eval()(input_ids=random_tokens(model.config.vocab_size, seed))
@@ -176,7 +176,7 @@ def random_tokens(vocab_size: int, seed: int) -> Tensor:
 
 
 def copy_draft(source: Path, output: Path, context: int | None) -> None:
-    """Copy the draft; ``context`` replaces the number of positions it names, if given."""
+    """Copy the draft; ``context``, if given, replaces the number of positions in its config."""
     shutil.copytree(source, output)
     if context is not None:
         file = output / "config.json"
@@ -185,7 +185,7 @@ def copy_draft(source: Path, output: Path, context: int | None) -> None:
 
 
 def copy_other_files(source: Path, output: Path) -> None:
-    """Copy the tokenizer and all other files but config and weights."""
+    """Copy the tokenizer and all other files except config and weights."""
     for file in source.iterdir():
         is_weight = ".safetensors" in file.name
         if file.is_file() and not is_weight and file.name != "config.json":
@@ -193,15 +193,15 @@ def copy_other_files(source: Path, output: Path) -> None:
 
 
 def compare(source: Path, twin: Path, seed: int) -> Comparison:
-    """Return how far the twin's logits are from the trained model's."""
+    """Return the differences of the twin's logits from the trained model's."""
     vocab_size = LlamaConfig.from_pretrained(source).vocab_size
     token_ids = random_tokens(vocab_size, seed)
-    expected, found = (streamed_logits(folder, token_ids) for folder in (source, twin))
+    expected, actual = (streamed_logits(folder, token_ids) for folder in (source, twin))
     added_log_prob = -math.inf
-    if found.shape[-1] > vocab_size:
-        expected, found = expected.log_softmax(-1), found.log_softmax(-1)
-        added_log_prob = float(found[..., vocab_size:].max())
-    return Comparison(float((found[..., :vocab_size] - expected).abs().max()), added_log_prob)
+    if actual.shape[-1] > vocab_size:
+        expected, actual = expected.log_softmax(-1), actual.log_softmax(-1)
+        added_log_prob = float(actual[..., vocab_size:].max())
+    return Comparison(float((actual[..., :vocab_size] - expected).abs().max()), added_log_prob)
 
 
 @torch.no_grad()
@@ -234,16 +234,16 @@ def _stream(layer: nn.Module, folder: Path, prefix: str) -> None:
 
 
 def _tensors(folder: Path, prefix: str) -> dict[str, Tensor]:
-    """Return the tensors whose names begin with ``prefix``, without it, in fp32."""
+    """Return, in fp32, the tensors whose names begin with ``prefix``; it is removed from names."""
     index = folder / INDEX_FILE
     files = {"model.safetensors"}
     if index.exists():
         places = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
         files = {file for name, file in places.items() if name.startswith(prefix)}
-    found = {}
+    loaded = {}
     for file in sorted(files):
         with safe_open(folder / file, "pt") as tensors:
             for name in tensors.keys():
                 if name.startswith(prefix):
-                    found[name.removeprefix(prefix)] = tensors.get_tensor(name).float()
-    return found
+                    loaded[name.removeprefix(prefix)] = tensors.get_tensor(name).float()
+    return loaded

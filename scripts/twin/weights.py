@@ -1,24 +1,25 @@
-"""Twin tensors: the trained weights, and random ones around them that do not change the logits.
+"""Twin tensors: the trained weights, surrounded by random weights that do not change the logits.
 
-``twin_config`` finds the shape of a twin of a wanted number of parameters.
+``twin_config`` determines the shape of a twin with a given number of parameters.
 
 The residual stream gets further dimensions that stay zero: the embedding and the output projections
-(o_proj, down_proj) write nothing there. RMSNorm then divides by a mean over more dimensions; its
-weights and eps (see ``twin_config``) make up for it: with r = new / old hidden size,
+(o_proj, down_proj) write nothing there. RMSNorm then divides by a mean over more dimensions. Its
+weights and eps (see ``norm_eps``) compensate for that: with r = new / old hidden size,
 x / sqrt(mean(x^2) / r + eps / r) * w / sqrt(r) equals the trained model's result.
 
-Added heads, head dimensions and MLP rows have random weights, so they cost and look like real ones;
-the output projections' columns that would read them are zero. A dimension i of a trained head lies
-at k * i of one that is k times as wide: there the rotary frequency is the same.
+Added heads, head dimensions and MLP rows have random weights, so they cost as much as trained ones
+and have similar values. The output projections' columns that would read them are zero. Dimension i
+of a trained head is dimension k * i of a head that is k times as wide, because it has the same
+rotary frequency there.
 
-An added layer is a widened copy of a trained one whose output projections are zero.
+An added layer is a widened copy of a trained layer whose output projections are zero.
 
-Added tokens (``AddedTokens``) get logits far below all others: a row of zeros would have logit 0,
-and 150,000 of them most of the probability. The first added hidden dimension holds a constant c at
-every token. Layers do not read it (their norms' weights are 0 there), and the norms' eps is smaller
-by what it adds to their mean, c^2 / hidden size, so that the trained logits stay the same: at eps
-1e-5 and hidden sizes 160 and 512, c = 2^-6 and eps = (1e-5 * 160 - 2^-12) / 512. The head reads it
-for added tokens alone.
+Added tokens (``AddedTokens``) need logits far below all others: with a row of zeros, a token would
+have logit 0, and 150,000 such tokens would have most of the probability. The first added hidden
+dimension has a constant c at every token. Layers do not read it, because their norms' weights are 0
+there. It adds c^2 / hidden size to the norms' mean, and the norms' eps is smaller by the same
+amount, so that the trained logits do not change. With eps 1e-5 and hidden sizes 160 and 512,
+c = 2^-6 and eps = (1e-5 * 160 - 2^-12) / 512. The head reads the constant only for added tokens.
 """
 
 from __future__ import annotations
@@ -33,17 +34,17 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-MLP_MULTIPLE = 32  # of the intermediate size: the block of 4-bit weights
+MLP_MULTIPLE = 32  # divides the intermediate size: the block size of 4-bit weights
 MAX_HEAD_DIM = 128
-MAX_EXCESS = 0.1  # share of parameters over the requested number
-MOST_EMBEDDINGS = 0.8  # share of the parameters
-MOST_ADDED_LOGIT = -200.0  # of an added token: exp of it is 0 in fp32
+MAX_EXCESS = 0.1  # share by which parameters may exceed the requested number
+MOST_EMBEDDINGS = 0.8  # maximum share of embeddings in the parameters
+MOST_ADDED_LOGIT = -200.0  # maximum logit of an added token: its exponential is 0 in fp32
 HEAD_WIDENING = 4  # its square root is exact, so widened queries stay exact in half precision
 
 
 @dataclass(frozen=True)
 class Step:
-    """From ``num_params`` on, twins have this hidden size (or a few heads more) and depth."""
+    """Hidden size (or a few heads more) and depth of twins with ``num_params`` or more."""
 
     num_params: int
     hidden_size: int
@@ -51,7 +52,7 @@ class Step:
 
 
 # Shapes of common models: Qwen3-0.6B has 1024, Llama-3.2 2048 x 16 and 3072 x 28,
-# Llama-3.1-8B 4096 x 32. The intermediate size makes up the rest of the parameters.
+# Llama-3.1-8B 4096 x 32. The intermediate size is chosen to reach the number of parameters.
 LADDER = (
     Step(0, 320, 7),
     Step(30_000_000, 512, 8),
@@ -64,7 +65,7 @@ LADDER = (
 
 
 def params_from_text(text: str) -> int:
-    """Return the number that ``text`` means: 150M, 1.5B or plain digits."""
+    """Return the number written as 150M, 1.5B or plain digits."""
     unit = {"M": 10**6, "B": 10**9}.get(text[-1:].upper())
     try:
         number = float(text[:-1]) * unit if unit else int(text)
@@ -83,11 +84,11 @@ def twin_config(
 ) -> LlamaConfig:
     """Return the config of a twin of ``source`` with about ``num_params`` parameters.
 
-    With ``vocab_size`` it has more tokens than the source, and a hidden size for which their
-    embeddings leave room.
+    With ``vocab_size`` the twin has more tokens than the source, and its hidden size leaves room
+    for parameters other than their embeddings.
 
     Raises:
-        click.UsageError: the source is too large for that, or no plain Llama.
+        click.UsageError: the source is too large for so few parameters, or is not a plain Llama.
     """
     _check_source(source)
     num_tokens = _num_tokens(source, vocab_size)
@@ -126,10 +127,11 @@ def norm_eps(source: LlamaConfig, hidden_size: int, adds_tokens: bool) -> float:
 
 
 def added_token_constant(source: LlamaConfig) -> float:
-    """Return the power of two whose square is an eighth to a half of the norms' eps, summed.
+    """Return a power of two whose square is 1/8 to 1/2 of the norms' eps times the hidden size.
 
-    Every type of weights holds it exactly. Rounded to fp16, another constant would put the eps off
-    by 3e-4 of itself, and log-probabilities of a model with small residuals by 1e-4.
+    Every type of weights represents it exactly. Another constant, rounded to fp16, would give the
+    eps a relative error of 3e-4, and log-probabilities of a model with small residuals an error of
+    1e-4.
     """
     exponent = math.log2(source.rms_norm_eps * source.hidden_size / 2) / 2
     return float(2.0 ** math.floor(exponent))
@@ -145,7 +147,7 @@ def _num_tokens(source: LlamaConfig, vocab_size: int | None) -> int:
 
 
 def _step(num_params: int, num_embeddings: int) -> Step:
-    """Return the largest step for that many parameters of which embeddings are not nearly all."""
+    """Return the largest step for ``num_params`` in which embeddings leave room for others."""
     reached = [step for step in LADDER if step.num_params <= num_params]
     room = MOST_EMBEDDINGS * num_params
     fitting = [step for step in reached if step.hidden_size * num_embeddings <= room]
@@ -176,10 +178,10 @@ def _check_source(source: LlamaConfig) -> None:
 
 def _check_room(source: LlamaConfig, config: LlamaConfig, num_params: int) -> None:
     for name in ("hidden_size", "num_hidden_layers"):
-        least, found = getattr(source, name), getattr(config, name)
-        if found < least:
+        least, value = getattr(source, name), getattr(config, name)
+        if value < least:
             raise click.UsageError(
-                f"a twin of {num_params:,} parameters would have {name} {found}, the trained model "
+                f"a twin of {num_params:,} parameters would have {name} {value}, the trained model "
                 f"has {least}; ask for more parameters"
             )
     if config.vocab_size > source.vocab_size and config.hidden_size == source.hidden_size:
@@ -196,7 +198,7 @@ def _check_room(source: LlamaConfig, config: LlamaConfig, num_params: int) -> No
 
 
 def num_params_of(config: LlamaConfig) -> int:
-    """Return the number of parameters; tied ones count once."""
+    """Return the number of parameters; tied parameters are counted once."""
     with torch.device("meta"):
         return int(LlamaForCausalLM(config).num_parameters())
 
@@ -206,11 +208,12 @@ class AddedTokens:
     """Constant in the residual, and its weights, that keep added tokens out of the distribution.
 
     Attributes:
-        dimension: the hidden dimension that holds the constant.
-        constant: what every token's embedding has there; its square over the hidden size is the
-            part of the norms' eps that the twin's config leaves out.
-        norm_weight: of the last norm; its output there is 1 at the median residual.
-        head_weight: of added tokens; their logit is ``MOST_ADDED_LOGIT`` at the largest residual.
+        dimension: the hidden dimension that has the constant.
+        constant: value of every token's embedding in this dimension; its square divided by the
+            hidden size is subtracted from the norms' eps in the twin's config.
+        norm_weight: weight of the last norm; its output there is 1 at the median residual.
+        head_weight: weight of added tokens; their logit is ``MOST_ADDED_LOGIT`` at the largest
+            residual.
     """
 
     dimension: int
@@ -220,15 +223,15 @@ class AddedTokens:
 
     @classmethod
     def of(cls, old: LlamaConfig, new: LlamaConfig, residual: Tensor) -> AddedTokens | None:
-        """Return that of a twin, None if it has no added tokens.
+        """Return the constant and weights of a twin, None if it has no added tokens.
 
-        residual: (..., old hidden size). What the trained model's last norm reads.
+        residual: (..., old hidden size). Inputs of the trained model's last norm.
         """
         if new.vocab_size == old.vocab_size:
             return None
         constant = added_token_constant(old)
         mean_square = residual.square().mean(-1) * (old.hidden_size / new.hidden_size)
-        size = mean_square.sqrt()  # what the norm divides by, to a millionth
+        size = mean_square.sqrt()  # the norm divides by this, up to a relative error of 1e-6
         return cls(
             dimension=old.hidden_size,
             constant=constant,
@@ -239,7 +242,7 @@ class AddedTokens:
 
 @dataclass(frozen=True)
 class Placement:
-    """Where the trained part of a matrix lies.
+    """Place of the trained part in a matrix.
 
     Attributes:
         rows, columns: names of axes.
@@ -265,7 +268,7 @@ PLACEMENTS = {
 
 
 class TwinWeights:
-    """Makes the tensors of a twin by name, one at a time, each from its own seed."""
+    """Makes the tensors of a twin by name, one at a time, each with a separate seed."""
 
     def __init__(
         self,
@@ -275,20 +278,20 @@ class TwinWeights:
         seed: int,
         added_tokens: AddedTokens | None = None,
     ) -> None:
-        """Take the trained tensors in fp32, both configs, and what keeps added tokens out."""
+        """Take the trained tensors in fp32, both configs, and the weights for added tokens."""
         self._added_tokens = added_tokens
         self._source = source
         self._old = old
         self._new = new
         self._seed = seed
-        self._axes = _axes(old, new)  # by name: where the trained part lies
+        self._axes = _axes(old, new)  # by name: indices of the trained part
         self._matrix_dtype = old.dtype or torch.float32
 
     def tensor(self, name: str, shape: torch.Size) -> Tensor:
         """Return the tensor ``name`` of the twin.
 
-        Matrices have the type of the trained checkpoint: they hold its numbers, or those times a
-        power of two. Norms are fp32: theirs are divided by a root.
+        Matrices have the type of the trained checkpoint: their numbers are the trained ones, or
+        these times a power of two. Norms are fp32, because their weights are divided by a root.
         """
         source_name, is_added_layer = self._trained_name(name)
         trained = self._source[source_name]
@@ -301,7 +304,7 @@ class TwinWeights:
         widened = self._around(name, trained, shape, placement)
         if kind == "q_proj":  # attention divides by the root of the head's width
             trained = trained * math.sqrt(self._new.head_dim / self._old.head_dim)
-        if kind == "k_proj":  # the random query dimensions of trained heads meet zero keys
+        if kind == "k_proj":  # for random query dimensions of trained heads the keys are zero
             widened[: self._old.num_key_value_heads * self._new.head_dim] = 0.0
             widened[self._axes["key"]] = self._around(
                 name, trained, torch.Size((len(trained), shape[1])), placement
@@ -321,12 +324,12 @@ class TwinWeights:
         return ".".join(parts), index >= count
 
     def _exclude_added_tokens(self, widened: Tensor, kind: str) -> None:
-        """Give all tokens the constant, or added tokens the weight that reads it, or both.
+        """Set the constant of all tokens, or the head's weight of added tokens, or both.
 
-        Where the embedding is the head as well, trained tokens' logits all rise by the constant:
-        by the norm's output there, about 1, times c. No difference of two of them changes.
+        If the embedding is also the head, all trained tokens' logits increase by the same amount:
+        the norm's output in this dimension, about 1, times c. Their differences do not change.
         """
-        assert self._added_tokens is not None  # the caller has asked
+        assert self._added_tokens is not None  # the caller has checked
         column = self._added_tokens.dimension
         is_head = kind == "lm_head" or self._new.tie_word_embeddings
         widened[:, column] = self._added_tokens.constant if kind == "embed_tokens" else 0.0
@@ -348,10 +351,10 @@ class TwinWeights:
     def _around(
         self, name: str, trained: Tensor, shape: torch.Size, placement: Placement
     ) -> Tensor:
-        """Return the weights around the trained part: zeros, or random ones of its magnitude.
+        """Return the weights around the trained part: zeros, or random weights of its magnitude.
 
-        Uniform up to the root mean square of the trained weights: no added weight or activation
-        stands out, so scales of quantized rows and tokens stay those of the trained part.
+        They are uniform up to the root mean square of the trained weights. So no added weight or
+        activation is an outlier, and scales of quantized rows and tokens are not affected.
         """
         if placement.stays_zero:
             return torch.zeros(shape)
@@ -361,7 +364,7 @@ class TwinWeights:
 
 
 def _axes(old: LlamaConfig, new: LlamaConfig) -> dict[str, Tensor]:
-    """Return by name of an axis the indices of the trained entries in the widened one."""
+    """Return the indices of the trained entries in each widened axis, by the axis's name."""
     stride = new.head_dim // old.head_dim
 
     def heads(count: int) -> Tensor:
