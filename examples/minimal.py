@@ -1,14 +1,14 @@
-"""Decoding with a target and a draft that are tables of probabilities: the first page to read.
+"""Decoding with a target and a draft that are tables of probabilities. Start here.
 
-Run it with ``python examples/minimal.py``; it needs numpy alone. ``decode`` repeats an *iteration*
+Run it with ``python examples/minimal.py``; it needs only numpy. ``decode`` repeats an *iteration*
 (dsbd_ort/decoding/decode.py) until the beams are complete:
 
     draft    the draft model proposes the next tokens. They form a *forest*: a trie whose nodes are
              (path, token) pairs. The nodes of one depth are a *layer*.
     verify   the target computes all new nodes in one call, a *forward*.
     select   layer by layer, the target's distribution selects the beams. A layer whose beams were
-             all drafted is *accepted*, and the next one can be selected too. The layer after the
-             last accepted one is the *bonus*: its beams are known, but not yet computed.
+             all drafted is *accepted*, and the next layer can be selected too. The layer after the
+             last accepted layer is the *bonus*: its beams are selected, but not yet computed.
              Accepted layers and the bonus are *committed*: they are final.
     prune    nodes that no beam needs leave the forest and the caches of both models.
 """
@@ -34,7 +34,7 @@ DRAFT = 0.8 * TARGET + 0.2 / len(WORDS)  # the small model: similar, but less ce
 
 
 def model(table: np.ndarray) -> TableModel:
-    """Return a model whose logits depend on the last word of the path alone."""
+    """Return a model whose logits depend only on the last word of the path."""
     return TableModel(len(WORDS), lambda path: np.log(table[path[-1]]))
 
 

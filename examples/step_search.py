@@ -3,9 +3,9 @@
     python examples/step_search.py bundle/ "def read_json(" --num-beams 4 --num-steps 4
 
 The algorithm of Hugging Face's search-and-learn (Beeching et al. 2024, after Snell et al. 2024,
-section 5.2): each text is continued by ``width`` lines, a reward function scores all of them, and
-the best ``num_beams`` go on. The lines of a text are sampled together without replacement, so that
-they differ, and with the draft model. Replace ``parses`` with a reward model.
+section 5.2): each text is continued by ``width`` lines, a reward function scores all continuations,
+and the best ``num_beams`` are kept. The lines of a text are sampled together, with the draft model
+and without replacement, so that they differ. Replace ``parses`` with a reward model.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ import click
 import dsbd_ort
 
 Reward = Callable[[str, str], float]
-"""(prompt, text) -> how good a text is so far: larger is better."""
+"""(prompt, text) -> reward of an unfinished text; larger is better."""
 
 
 @dataclass(frozen=True)
 class Beam:
-    """A text as far as it is written."""
+    """A text, finished or not."""
 
     text: str
     reward: float = 0.0
@@ -43,8 +43,8 @@ def step_search(
 ) -> list[Beam]:
     """Return the best texts, best first.
 
-    width: lines that each text is continued by in a step.
-    options: of ``Pipeline.generate``, for every step.
+    width: number of lines that are tried for each text in a step.
+    options: options of ``Pipeline.generate``, for every step.
     """
     beams = [Beam("")]
     for step in range(num_steps):
@@ -58,18 +58,18 @@ def step_search(
             stop_strings=step_end,
             **{"max_new_tokens": 64, "seed": step, **options},
         )
-        found = {beam.text: beam for beam in beams if beam.has_ended}
+        beam_by_text = {beam.text: beam for beam in beams if beam.has_ended}
         for beam, result in zip(live, results, strict=True):
             for sequence in result.sequences:
                 goes_on = sequence.finish_reason == "stop"
                 text = beam.text + sequence.text + step_end * goes_on
-                found[text] = Beam(text, reward(prompt, text), has_ended=not goes_on)
-        beams = sorted(found.values(), key=lambda beam: -beam.reward)[:num_beams]
+                beam_by_text[text] = Beam(text, reward(prompt, text), has_ended=not goes_on)
+        beams = sorted(beam_by_text.values(), key=lambda beam: -beam.reward)[:num_beams]
     return [replace(beam, has_ended=True) for beam in beams]
 
 
 def parses(prompt: str, text: str) -> float:
-    """Reward Python: 1 for code that compiles so far, less 0.01 for every repeated line."""
+    """Reward Python: 1 if the code compiles, minus 0.01 for every repeated line."""
     lines = [line for line in text.splitlines() if line.strip()]
     repeated = len(lines) - len(set(lines))
     try:

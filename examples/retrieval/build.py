@@ -18,21 +18,21 @@ from dsbd_export.config import ExportConfig
 from dsbd_export.pipeline import export_bundle
 from dsbd_ort import TokenTrie
 
-HELD_OUT = 0.1  # of the documents: their queries are for evaluation alone
+HELD_OUT = 0.1  # share of the documents whose queries are only used for evaluation
 QUICK = {"width": 32, "layers": 1, "steps": 60, "batch": 32, "vocabulary": 800}
 
 
 def main() -> None:
-    """Build what the arguments say."""
+    """Build with the options of the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", type=Path, help="where to; evaluate.py reads it")
-    parser.add_argument("--minutes", type=float, default=25.0, help="of training")
-    parser.add_argument("--branching", type=int, default=32, help="clusters of a level")
-    parser.add_argument("--width", type=int, default=192, help="of the model")
-    parser.add_argument("--layers", type=int, default=4, help="of the model")
+    parser.add_argument("folder", type=Path, help="folder for all files; evaluate.py reads it")
+    parser.add_argument("--minutes", type=float, default=25.0, help="minutes of training")
+    parser.add_argument("--branching", type=int, default=32, help="clusters per level of an id")
+    parser.add_argument("--width", type=int, default=192, help="hidden size of the model")
+    parser.add_argument("--layers", type=int, default=4, help="layers of the model")
     parser.add_argument("--quick", action="store_true", help="300 documents, seconds of training")
     arguments = parser.parse_args()
-    found = documents(300 if arguments.quick else None)
+    selected = documents(300 if arguments.quick else None)
     branching = 8 if arguments.quick else arguments.branching
     if arguments.quick:
         options = TrainingOptions(**QUICK)
@@ -40,26 +40,26 @@ def main() -> None:
         options = TrainingOptions(
             minutes=arguments.minutes, width=arguments.width, layers=arguments.layers
         )
-    build(arguments.folder, found, branching, options)
+    build(arguments.folder, selected, branching, options)
 
 
-def build(folder: Path, found: list[Document], branching: int, options: TrainingOptions) -> None:
+def build(folder: Path, selected: list[Document], branching: int, options: TrainingOptions) -> None:
     """Write checkpoint, items.trie, documents.jsonl and the bundle into ``folder``."""
     folder.mkdir(parents=True, exist_ok=True)
-    ids = hierarchical_ids(vectors_of([each.words for each in found]), branching)
-    print(f"{len(found)} documents, ids of {min(map(len, ids))} to {max(map(len, ids))} numbers")
-    is_held_out = np.random.default_rng(options.seed).random(len(found)) < HELD_OUT
-    tokenizer = train_tokenizer(found, ids, options.vocabulary)
-    model = train(tokenizer, Examples(tokenizer, found, ids, is_held_out, options.seed), options)
+    ids = hierarchical_ids(vectors_of([each.words for each in selected]), branching)
+    print(f"{len(selected)} documents, ids of {min(map(len, ids))} to {max(map(len, ids))} numbers")
+    is_held_out = np.random.default_rng(options.seed).random(len(selected)) < HELD_OUT
+    tokenizer = train_tokenizer(selected, ids, options.vocabulary)
+    model = train(tokenizer, Examples(tokenizer, selected, ids, is_held_out, options.seed), options)
     save(model, tokenizer, folder / "checkpoint")
     sequences = [[tokenizer.token_to_id(id_token(*p)) for p in enumerate(each)] for each in ids]
-    names = [document.name for document in found]
+    names = [document.name for document in selected]
     TokenTrie.from_sequences(sequences, items=names).save(folder / "items.trie")
     with (folder / "documents.jsonl").open("w", encoding="utf-8") as file:
-        for document, held_out in zip(found, is_held_out.tolist(), strict=True):
+        for document, held_out in zip(selected, is_held_out.tolist(), strict=True):
             line = {"name": document.name, "words": document.words, "query": document.query}
             file.write(json.dumps({**line, "is_held_out": held_out}) + "\n")
-    # A model that was trained so far is sure of its logits: rounding alone moves them by 3e-4.
+    # After so much training the model's logits are large: rounding alone changes them by 3e-4.
     config = ExportConfig(
         target=str(folder / "checkpoint"), output=folder / "bundle", logits="topk:64", atol=1e-3
     )

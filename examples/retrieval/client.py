@@ -1,4 +1,4 @@
-"""Ask a server for the functions that a sentence describes; README.md starts the server.
+"""Ask a server for functions that fit a sentence; README.md says how to start the server.
 
 python examples/retrieval/client.py "Read JSON from a file"
 """
@@ -45,14 +45,14 @@ def main() -> None:
     parser.add_argument("--num-beams", type=int, default=64)
     parser.add_argument("--most", type=int, default=10)
     arguments = parser.parse_args()
-    found = search(
+    results = search(
         arguments.url,
         arguments.model,
         arguments.query,
         num_beams=arguments.num_beams,
         most=arguments.most,
     )
-    for score, name in found:
+    for score, name in results:
         print(f"{score:8.3f}  {name}")
 
 

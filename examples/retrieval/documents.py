@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _LEFT_OUT = {"test", "tests", "idlelib", "lib2to3", "site-packages", "turtledemo", "__pycache__"}
-_LEAST_WORDS = 4  # of a query
-_MOST_WORDS = 80  # of a document
+_LEAST_WORDS = 4  # minimum words of a query
+_MOST_WORDS = 80  # maximum words of a document
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
 
 
@@ -20,8 +20,8 @@ class Document:
     """A function.
 
     Attributes:
-        name: its module and qualified name, such as "json.load": what a search returns.
-        words: of its name, arguments and body, the docstring left out.
+        name: its module and qualified name, such as "json.load"; a search returns it.
+        words: words of its name, arguments and body, without the docstring.
         query: the first sentence of its docstring.
     """
 
@@ -31,14 +31,14 @@ class Document:
 
 
 def words_of(text: str) -> list[str]:
-    """Return the words of a text in lower case; names are split, as readLine and read_line are."""
+    """Return the words of a text in lower case; names such as readLine or read_line are split."""
     return [word.lower() for word in _WORD.findall(text)]
 
 
 def documents(most: int | None = None) -> list[Document]:
-    """Return the functions with a docstring, by name; each query once.
+    """Return the functions with a docstring, sorted by name; each query occurs once.
 
-    most: so many, spread over all.
+    most: maximum number of functions, spread over all; None: all.
     """
     root = Path(sysconfig.get_paths()["stdlib"])
     by_query: dict[str, Document] = {}
@@ -50,15 +50,15 @@ def documents(most: int | None = None) -> list[Document]:
         for document in _functions_of(file, module):
             by_query.setdefault(document.query, document)
     by_name = {document.name: document for document in by_query.values()}
-    found = [by_name[name] for name in sorted(by_name)]
-    step = 1 if most is None else max(len(found) // most, 1)
-    return found[::step][:most]
+    functions = [by_name[name] for name in sorted(by_name)]
+    step = 1 if most is None else max(len(functions) // most, 1)
+    return functions[::step][:most]
 
 
 def _functions_of(file: Path, module: str) -> Iterator[Document]:
     try:
         tree = ast.parse(file.read_bytes())
-    except (SyntaxError, ValueError):  # some files of the library are wrong on purpose
+    except (SyntaxError, ValueError):  # some files of the library are invalid on purpose
         return
     scopes: list[tuple[str, ast.AST]] = [(module, tree)]
     while scopes:

@@ -1,4 +1,4 @@
-"""Recall by beam width, with and without the trie, and of BM25 on the same queries.
+"""Recall by beam width, with and without the trie; and recall of BM25 on the same queries.
 
 python examples/retrieval/evaluate.py build/retrieval
 """
@@ -25,11 +25,11 @@ _RESAMPLES = 2000
 
 @dataclass(frozen=True)
 class Ranks:
-    """How a search did.
+    """Results of a search.
 
     Attributes:
-        name: of the search.
-        ranks: (num_queries,) float64. Place of the wanted document, from 0 on; inf: not found.
+        name: name of the search.
+        ranks: (num_queries,) float64. Rank of the expected document, from 0 on; inf: not found.
         legal: share of the returned sequences that are ids.
     """
 
@@ -43,15 +43,15 @@ class Ranks:
 
     def interval(self, depth: int) -> tuple[float, float]:
         """Return the bounds of 95 % of the recalls of resampled queries."""
-        found = (self.ranks < depth).astype(np.float64)
+        is_found = (self.ranks < depth).astype(np.float64)
         rng = np.random.default_rng(0)
-        means = found[rng.integers(len(found), size=(_RESAMPLES, len(found)))].mean(axis=1)
+        means = is_found[rng.integers(len(is_found), size=(_RESAMPLES, len(is_found)))].mean(axis=1)
         low, high = np.quantile(means, [0.025, 0.975])
         return float(low), float(high)
 
 
 def rank_of(name: str, ranked: Sequence[str]) -> float:
-    """Return the place of a name, inf where it is missing."""
+    """Return the rank of a name, inf if it is missing."""
     return float(ranked.index(name)) if name in ranked else np.inf
 
 
@@ -63,7 +63,7 @@ def searched(
     *,
     uses_trie: bool,
 ) -> Ranks:
-    """Search the ids of all queries with beams."""
+    """Search the ids of all queries with beam search."""
     results = pipe.generate(
         [line["query"] + QUERY_ENDS for line in lines],
         strategy="beam-search",
@@ -94,7 +94,7 @@ def by_bm25(lines: list[dict[str, Any]], queries: list[dict[str, Any]]) -> Ranks
 
 
 def table_of(searches: Sequence[Ranks], num_documents: int) -> str:
-    """Return the table in Markdown; chance is that of so many different documents at random."""
+    """Return the table in Markdown; chance: recall of a random ranking of the documents."""
     depths = " | ".join(f"recall@{depth} (95 %)" for depth in DEPTHS)
     rows = [f"| search | {depths} | legal ids |", "|---" * (len(DEPTHS) + 2) + "|"]
     for search in searches:
@@ -110,7 +110,7 @@ def table_of(searches: Sequence[Ranks], num_documents: int) -> str:
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", type=Path, help="that build.py has written")
+    parser.add_argument("folder", type=Path, help="folder that build.py has written")
     parser.add_argument("--num-queries", type=int, default=300)
     parser.add_argument("--widths", type=int, nargs="+", default=[1, 4, 16, 64, 128])
     arguments = parser.parse_args()

@@ -1,7 +1,8 @@
-"""Ids of documents by hierarchical clustering: like documents have ids that begin alike.
+"""Ids of documents by hierarchical clustering: similar documents have ids with a common beginning.
 
-Documents are clustered by their words, each cluster again until it is small; the last number counts
-within it. So an id has as many numbers as its region is dense, and no id begins another.
+Documents are clustered by their words, and each cluster again until it is small. The last number of
+an id is the document's number in its cluster. So ids are longer in dense regions, and no id is the
+beginning of another id.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 _DIMENSIONS = 64
-_ITERATIONS = 4  # of the subspace of the principal directions
+_ITERATIONS = 4  # subspace iterations for the principal directions
 _ROUNDS = 10
 Vectors = NDArray[np.float32]
 
@@ -21,8 +22,8 @@ Vectors = NDArray[np.float32]
 def vectors_of(texts: Sequence[Sequence[str]], seed: int = 0) -> Vectors:
     """Return a vector of length 1 for each text, (num_texts, at most 64) float32.
 
-    Words weigh by how rare they are (tf-idf); of those weights the principal directions are kept
-    (latent semantic analysis), which words that go together share.
+    Words are weighted by their rarity (tf-idf). The weights are projected to their principal
+    directions (latent semantic analysis), which words that often occur together share.
     """
     frequencies = Counter(word for text in texts for word in set(text))
     index = {word: i for i, word in enumerate(sorted(frequencies))}
@@ -46,7 +47,7 @@ def _normalised(vectors: Vectors) -> Vectors:
 
 
 def hierarchical_ids(vectors: Vectors, branching: int, seed: int = 0) -> list[tuple[int, ...]]:
-    """Return the id of each vector: numbers below ``branching``, one a level."""
+    """Return the id of each vector: numbers below ``branching``, one per level."""
     ids: list[tuple[int, ...]] = [()] * len(vectors)
     rng = np.random.default_rng(seed)
     waiting = [((), np.arange(len(vectors)))]
@@ -65,7 +66,7 @@ def hierarchical_ids(vectors: Vectors, branching: int, seed: int = 0) -> list[tu
 
 
 def _clusters(vectors: Vectors, number: int, rng: np.random.Generator) -> NDArray[np.int64]:
-    """Return the cluster of each vector by k-means, (num_vectors,) int64; at least two clusters."""
+    """Return the k-means cluster of each vector, (num_vectors,) int64; there are at least two."""
     centres = vectors[rng.choice(len(vectors), size=number, replace=False)]
     clusters = np.zeros(len(vectors), dtype=np.int64)
     for _ in range(_ROUNDS):

@@ -15,19 +15,19 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 QUERY_ENDS = "<id>"
-"""After a query: the id follows."""
+"""Token after a query; the id follows it."""
 _PAD, _END = "<pad>", "<end>"
-_LONGEST = 48  # tokens of a query or of a part of a document
+_LONGEST = 48  # maximum tokens of a query or of a part of a document
 _IGNORED = -100  # label of a position without loss
-_NAME_WORDS = 6  # of a document, which come first
-_SORTED = 16  # batches' rows at a time
+_NAME_WORDS = 6  # words of a document's name, which come first
+_SORTED = 16  # number of batches whose rows are sorted by length together
 Row = tuple[list[int], list[int]]
-"""Tokens of a text, ``QUERY_ENDS`` included, and of the id that it belongs to."""
+"""Tokens of a text, including ``QUERY_ENDS``, and tokens of its document's id."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingOptions:
-    """Sizes and length of the training; ``minutes`` or ``steps`` end it, whichever is first."""
+    """Sizes and length of the training; it ends after ``minutes`` or ``steps``."""
 
     vocabulary: int = 4096
     width: int = 192
@@ -47,9 +47,9 @@ def id_token(level: int, number: int) -> str:
 def train_tokenizer(
     documents: Sequence[Document], ids: Sequence[tuple[int, ...]], vocabulary: int
 ) -> Tokenizer:
-    """Return a byte-level BPE of the documents' words with a token for every number of an id."""
+    """Return a byte-level BPE of the documents' words, with a token for each number of an id."""
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.normalizer = normalizers.Lowercase()  # as the words of documents are
+    tokenizer.normalizer = normalizers.Lowercase()  # like the words of documents
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
     tokenizer.decoder = decoders.ByteLevel()
     numbers = sorted({pair for each in ids for pair in enumerate(each)})
@@ -65,7 +65,7 @@ def train_tokenizer(
 
 
 class Examples:
-    """Draws training examples: a text, and the id of the document that it belongs to."""
+    """Draws training examples: a text, and the id of its document."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class Examples:
         is_held_out: np.ndarray,
         seed: int,
     ) -> None:
-        """``is_held_out``: (num_documents,) bool, whose queries are never shown."""
+        """is_held_out: (num_documents,) bool. Documents whose queries are not used for training."""
         self._rng = np.random.default_rng(seed)
         self._tokenizer = tokenizer
         self._documents = documents
@@ -88,7 +88,7 @@ class Examples:
     def batches(self, size: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Yield tokens and labels, (size, longest) int64 each, without end.
 
-        Rows of a batch are of about the same length, as padding costs as much as tokens.
+        Rows of a batch have similar lengths, because padding costs as much as tokens.
         """
         while True:
             rows = sorted(self._rows(size * _SORTED), key=lambda row: len(row[0]))
@@ -96,7 +96,7 @@ class Examples:
                 yield _padded(rows[part * size : (part + 1) * size])
 
     def _rows(self, number: int) -> list[Row]:
-        """Return texts and the ids that they belong to; half of the texts are queries."""
+        """Return texts and the ids of their documents; half of the texts are queries."""
         rows = []
         for place in range(number):
             if place % 2 and len(self._queries):
@@ -110,7 +110,7 @@ class Examples:
         return rows
 
     def _some_words(self, words: Sequence[str]) -> str:
-        """Return some words of a document, as a query has some of them: most often of its name."""
+        """Return some words of a document, like a query has: mostly words of its name."""
         number = min(int(self._rng.integers(3, 16)), len(words))
         chances = 1 / (_NAME_WORDS + np.arange(len(words)))
         places = self._rng.choice(len(words), number, replace=False, p=chances / chances.sum())
@@ -130,7 +130,7 @@ def _padded(rows: Sequence[Row]) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _loss(model: LlamaForCausalLM, inputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Return the mean cross entropy of the labels; the head is computed before those alone."""
+    """Return the mean cross entropy of the labels; the head is computed only for labelled rows."""
     hidden = model.model(input_ids=inputs[:, :-1]).last_hidden_state
     is_labelled = labels[:, 1:] != _IGNORED
     logits = model.lm_head(hidden[is_labelled])
@@ -138,7 +138,7 @@ def _loss(model: LlamaForCausalLM, inputs: torch.Tensor, labels: torch.Tensor) -
 
 
 def train(tokenizer: Tokenizer, examples: Examples, options: TrainingOptions) -> LlamaForCausalLM:
-    """Return the trained model; prints the loss as it goes."""
+    """Return the trained model; print the loss during training."""
     torch.manual_seed(options.seed)
     model = LlamaForCausalLM(
         LlamaConfig(
@@ -178,7 +178,7 @@ def train(tokenizer: Tokenizer, examples: Examples, options: TrainingOptions) ->
 
 
 def save(model: LlamaForCausalLM, tokenizer: Tokenizer, folder: Path) -> None:
-    """Write a checkpoint as Hugging Face lays it out."""
+    """Write a checkpoint in the layout of Hugging Face."""
     model.to(torch.float16).save_pretrained(folder)
     wrapped = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
