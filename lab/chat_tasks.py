@@ -1,9 +1,10 @@
 """Chat tasks with exact answers, by strategy: dates, sums, extraction, classification.
 
-The 60 tasks of lab/chat_tasks.jsonl, 15 of a kind, of each of BUNDLES, which have a chat template.
-An answer is exact if the task allows it; case, spaces and a full stop do not matter;
-it has the answer if that is among its words. Small models know the second far more often. Intervals
-are 95 % bootstrap intervals over tasks; strategies that draw answer each task with --seeds seeds.
+Runs the 60 tasks of lab/chat_tasks.jsonl, 15 of each kind, on each of BUNDLES, which need a chat
+template. A text is exact if it is one of the task's answers; case, spaces and a full stop do not
+matter. It has the answer if an answer is among its words; small models achieve this far more often.
+Intervals are 95 % bootstrap intervals over tasks. Sampling strategies run each task with --seeds
+seeds.
 """
 
 import json
@@ -37,7 +38,7 @@ _NEW_TOKENS = 48
 
 @dataclass(frozen=True)
 class Task:
-    """One task: a question, and the answers that are right."""
+    """One task: a question and its right answers."""
 
     kind: str
     prompt: str
@@ -60,17 +61,17 @@ def _plain(text: str) -> str:
 
 
 def tasks(file: Path = TASKS) -> list[Task]:
-    """Return the tasks, the kinds in turn, so that the first few are some of each."""
+    """Return the tasks; kinds take turns, so that the first few tasks have all kinds."""
     lines = map(json.loads, file.read_text(encoding="utf-8").splitlines())
-    found = [Task(each["kind"], each["prompt"], tuple(each["answers"])) for each in lines]
-    by_kind = [[task for task in found if task.kind == kind] for kind in KINDS]
+    all_tasks = [Task(each["kind"], each["prompt"], tuple(each["answers"])) for each in lines]
+    by_kind = [[task for task in all_tasks if task.kind == kind] for kind in KINDS]
     return [task for same_place in zip(*by_kind, strict=True) for task in same_place]
 
 
 def quality_table(
     bundle: Path, chosen: Sequence[Task], threads: int, num_seeds: int = 1
 ) -> list[str]:
-    """Return the table of a bundle; ``dsbd`` is left out without a draft."""
+    """Return the table of a bundle; ``dsbd`` is not run without a draft."""
     rows = []
     with Pipeline.from_bundle(bundle, num_threads=threads) as pipeline:
         has_draft = "draft" in pipeline.bundle.roles
@@ -89,7 +90,7 @@ def _cells(
 ) -> tuple[str, ...]:
     """Return the cells of a strategy."""
     exact: list[float] = []
-    found: list[float] = []
+    has_answer: list[float] = []
     lengths: list[float] = []
     for task in track(chosen, options["strategy"], console=Console(stderr=True)):
         prompt = pipeline.chat_prompt([{"role": "user", "content": task.prompt}])
@@ -98,20 +99,20 @@ def _cells(
             for seed in seeds
         ]
         exact.append(sum(task.is_exact(answer.text) for answer in answers) / len(seeds))
-        found.append(sum(task.is_in(answer.text) for answer in answers) / len(seeds))
+        has_answer.append(sum(task.is_in(answer.text) for answer in answers) / len(seeds))
         lengths.append(sum(len(answer.token_ids) for answer in answers) / len(seeds))
     of_kinds = [
-        [share for task, share in zip(chosen, found, strict=True) if task.kind == kind]
+        [share for task, share in zip(chosen, has_answer, strict=True) if task.kind == kind]
         for kind in KINDS
     ]
     shares = (f"{sum(each):.1f} of {len(each)}" for each in of_kinds)
     mean_length = sum(lengths) / len(lengths)
-    return _interval(exact), _interval(found), *shares, f"{mean_length:.1f}"
+    return _interval(exact), _interval(has_answer), *shares, f"{mean_length:.1f}"
 
 
 def _interval(shares: Sequence[float]) -> str:
-    found = bootstrap(shares, "mean")
-    return f"{found.value:.2f} ({found.low:.2f} to {found.high:.2f})"
+    estimate = bootstrap(shares, "mean")
+    return f"{estimate.value:.2f} ({estimate.low:.2f} to {estimate.high:.2f})"
 
 
 @click.command(help=__doc__)
@@ -124,6 +125,6 @@ def main(bundles: tuple[Path, ...], num_tasks: int, num_seeds: int, page: Page) 
     page.begin(SECTION)
     lines: list[str] = []
     for bundle in bundles:
-        found = quality_table(bundle, tasks()[:num_tasks], page.threads, num_seeds)
-        lines += [""] * bool(lines) + [f"`{bundle.name}`:", "", *found]
+        quality = quality_table(bundle, tasks()[:num_tasks], page.threads, num_seeds)
+        lines += [""] * bool(lines) + [f"`{bundle.name}`:", "", *quality]
     page.write(SECTION, lines, f"{num_tasks} tasks, {num_seeds} seeds where tokens are drawn")

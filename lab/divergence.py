@@ -1,7 +1,8 @@
 """Divergence of bundles from their checkpoint, on texts that were not used to make them.
 
-CHECKPOINT is a folder, BUNDLES are of it. The mean KL divergence of the next-token distributions,
-in nats, the largest of a row, and the share of rows with the same most probable token; printed.
+CHECKPOINT is a folder, BUNDLES were exported from it. Prints the mean KL divergence of the
+next-token distributions in nats, the largest KL divergence of a row, and the share of rows with the
+same most probable token.
 
 \b
 lab/run divergence CHECKPOINT BUNDLE... --text docs/algorithm.md --text FILE
@@ -34,8 +35,8 @@ def bundle_log_probs(
 ) -> torch.Tensor:
     """Return a model's log-probabilities after every token, (n, V).
 
-    A head of the largest logits keeps all of those of one call: each call's are read before the
-    next. A bundle of an older version, whose head keeps none, is a UsageError.
+    A top-k head keeps all logits until the next call, so they are read after each call. Raises
+    click.UsageError for a bundle of an older version, whose head keeps none.
     """
     num_rows = most_new_rows(bundle.entry(role).caches, MAX_FORWARD_ROWS)
     logits = []
@@ -61,7 +62,7 @@ def bundle_log_probs(
 @click.argument("checkpoint", type=_FOLDER)
 @click.argument("bundles", nargs=-1, required=True, type=_FOLDER)
 @click.option("--text", "texts", multiple=True, type=click.Path(exists=True, path_type=Path))
-@click.option("--tokens", default=384, show_default=True, help="At most so many of a text.")
+@click.option("--tokens", default=384, show_default=True, help="Maximum tokens of a text.")
 @click.option("--role", type=click.Choice(["target", "draft"]), default="target")
 @click.option("--threads", default=1, show_default=True)
 def main(
@@ -82,9 +83,9 @@ def main(
         with torch.inference_mode():
             wanted = torch.log_softmax(model(torch.from_numpy(ids)[None]).logits[0], -1)
         for folder in bundles:
-            found = bundle_log_probs(open_bundle(folder), role, ids, threads)
-            divergences = (wanted.exp() * (wanted - found[:, : wanted.shape[1]])).sum(-1)
-            agreement = (found.argmax(-1) == wanted.argmax(-1)).float().mean()
+            log_probs = bundle_log_probs(open_bundle(folder), role, ids, threads)
+            divergences = (wanted.exp() * (wanted - log_probs[:, : wanted.shape[1]])).sum(-1)
+            agreement = (log_probs.argmax(-1) == wanted.argmax(-1)).float().mean()
             cells = (f"{float(divergences.mean()):.2e}", f"{float(divergences.max()):.1e}")
             lines.append((folder.name, text.name, *cells, f"{float(agreement):.1%}"))
     click.echo("\n".join(table(COLUMNS, lines)))

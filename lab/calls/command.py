@@ -1,14 +1,14 @@
 """Engine calls of bundles side by side, on a quiet machine and next to a busy process.
 
-Every bundle and every --setting is an engine: its target makes calls of random tokens after full
-caches, all engines in turn. Then the same with one core taken by another process. Bundles of one
-precision share a section of the page, with ratios to the first engine. Bytes of weights read per
-second at one row are compared with the bandwidth of the memory. The last table has
-the opening of the bundles in new processes, as they are and from a prepared engine
-(--engine-cache), with their files in memory (warm) and on disk (cold).
+Every bundle with every --setting is an engine. Its target is called with random tokens after full
+caches; engines take turns. Then this is repeated while another process uses one core. Bundles of
+the same precision share a section of the page, with ratios to the first engine. The bytes of
+weights read per second, in calls of one row, are compared with the memory's bandwidth. The last
+table has the times of opening the bundles in new processes, without and with a prepared engine
+(--engine-cache), with their files in memory (warm) or only on disk (cold).
 
-With --role draft the engines are the drafts, of whatever precision, in one section; --together puts
-targets of all precisions into one.
+With --role draft the engines are the drafts, all precisions in one section. --together puts targets
+of all precisions into one section.
 
 \b
 scripts/make_twin --params 150M --context 4096 -o TWIN
@@ -41,7 +41,7 @@ from scripts.machine import memory_bandwidth, one_core_taken
 CONTEXTS, CALLS_A_ROUND = (64, 256, 1024, 4096), 3
 ROWS_OF = {"target": (1, 4, 12, 20), "draft": (1, 2, 4, 8)}
 BASE_CONTEXT = 256
-DRAFTS, TOGETHER = "drafts", "precisions"  # in place of a precision
+DRAFTS, TOGETHER = "drafts", "precisions"  # names of sections in place of a precision
 
 
 def _with_entry(key: str, value: str) -> Change:
@@ -91,20 +91,20 @@ class Engine:
 
 @dataclass(frozen=True)
 class Found:
-    """Timings of one number of rows; ``busy`` None where it was not measured."""
+    """Timings for one number of rows; ``busy`` is None if it was not measured."""
 
     quiet: Timings
     busy: Timings | None
 
     def median(self, engine: Engine, context: int) -> float:
-        """Return milliseconds of a call on the quiet machine."""
+        """Return the milliseconds of a call on the quiet machine."""
         return self.quiet.milliseconds(engine.label(context)).median
 
 
 def measured(
     engines: list[Engine], contexts: tuple[int, ...], rounds: int, *, with_busy: bool
 ) -> dict[int, Found]:
-    """Return what was found by number of rows: all engines and contexts in turn."""
+    """Return timings by number of rows; all engines and contexts take turns."""
     opened = [(engine, engine.open(contexts)) for engine in engines]
     timed, row_counts = [], engines[0].row_counts
     for state in (nullcontext, one_core_taken) if with_busy else (nullcontext,):
@@ -127,11 +127,11 @@ def _timings(
 
 
 def call_rows(
-    engines: list[Engine], contexts: tuple[int, ...], found: dict[int, Found]
+    engines: list[Engine], contexts: tuple[int, ...], timings: dict[int, Found]
 ) -> Iterator[tuple[str, ...]]:
-    """Yield a row a context, number of rows and engine."""
+    """Yield a row for each context, number of rows and engine."""
     first = engines[0]
-    for context, (rows, here), engine in itertools.product(contexts, found.items(), engines):
+    for context, (rows, here), engine in itertools.product(contexts, timings.items(), engines):
         label = engine.label(context)
         to_first = (
             "" if engine is first else ratio_cell(here.quiet.ratio(label, first.label(context)))
@@ -148,13 +148,13 @@ def call_rows(
 
 
 def bandwidth_rows(
-    engines: list[Engine], context: int, found: dict[int, Found], threads: int
+    engines: list[Engine], context: int, timings: dict[int, Found], threads: int
 ) -> Iterator[tuple[str, ...]]:
-    """Yield a row an engine: what it reads of its weights in calls of one row."""
+    """Yield a row per engine: bytes of weights that it reads per second in calls of one row."""
     memory = memory_bandwidth(threads)
     for engine in engines:
         num_bytes = product_bytes(engine.bundle.model_path(engine.role))
-        per_second = num_bytes / found[1].median(engine, context) * 1e3
+        per_second = num_bytes / timings[1].median(engine, context) * 1e3
         speeds = (f"{per_second / 1e9:.1f}", f"{memory / 1e9:.1f}", f"{per_second / memory:.0%}")
         yield engine.name, f"{num_bytes / 1e6:.0f}", *speeds
 
@@ -162,19 +162,21 @@ def bandwidth_rows(
 def opening_rows(
     bundles: list[Bundle], threads: int, num_openings: int
 ) -> Iterator[tuple[str, ...]]:
-    """Yield a row a bundle, as it is and prepared."""
+    """Yield two rows per bundle: without and with a prepared engine."""
     for bundle in bundles:
         with tempfile.TemporaryDirectory() as folder:
             for name, cache in (("as it is", None), ("prepared", Path(folder))):
-                first = time_opening(bundle.path, threads, cache, is_cold=False)  # makes what lacks
+                first = time_opening(
+                    bundle.path, threads, cache, is_cold=False
+                )  # creates missing files
                 cells = [f"{first.seconds:.2f}"]
                 for is_cold in (True, False):
-                    found = [
+                    openings = [
                         time_opening(bundle.path, threads, cache, is_cold=is_cold)
                         for _ in range(num_openings)
                     ]
-                    cells.append(f"{statistics.median(one.seconds for one in found):.2f}")
-                cells.append(f"{found[-1].own_bytes / 1e6:.0f}")
+                    cells.append(f"{statistics.median(one.seconds for one in openings):.2f}")
+                cells.append(f"{openings[-1].own_bytes / 1e6:.0f}")
                 yield f"{bundle.path.name}, {name}", *cells
 
 
@@ -189,12 +191,12 @@ BANDWIDTH_COLUMNS = ("engine", "weights of products, MB", "GB/s", "memory, GB/s"
 def by_section(
     bundles: list[Bundle], role: str, longest: int, *, together: bool
 ) -> dict[str, list[Bundle]]:
-    """Return the bundles by precision of the target, or all together, as those of drafts.
+    """Return the bundles by the target's precision, or all in one section (always for drafts).
 
     Raises:
-        click.UsageError: two folders of a precision have one name, or a context is too short.
+        click.UsageError: two folders of a precision have the same name, or a context is too short.
     """
-    found: dict[str, list[Bundle]] = defaultdict(list)
+    sections: dict[str, list[Bundle]] = defaultdict(list)
     for bundle in bundles:
         entry = bundle.entry(role)
         if entry.context_length < longest:
@@ -203,14 +205,14 @@ def by_section(
                 f"more: make a twin with --context {longest}, or give --context"
             )
         kind = TOGETHER if together else precision_name(entry)
-        found[DRAFTS if role == "draft" else kind].append(bundle)
-    for kind, same in found.items():
+        sections[DRAFTS if role == "draft" else kind].append(bundle)
+    for kind, same in sections.items():
         names = [bundle.path.name for bundle in same]
         if len(set(names)) != len(names):
             raise click.UsageError(
                 f"the {kind} bundles are {', '.join(names)}; they need different folder names"
             )
-    return found
+    return sections
 
 
 @click.command(help=__doc__)
@@ -220,10 +222,14 @@ def by_section(
 @click.option("--together", is_flag=True, help="All precisions in one section.")
 @click.option("--rows", "row_counts", multiple=True, type=int, help="[1, 4, 12, 20; drafts 1 to 8]")
 @click.option("--context", "contexts", multiple=True, type=int, default=CONTEXTS, show_default=True)
-@click.option("--no-busy", "with_busy", flag_value=False, default=True, help="Leave busy ones out.")
+@click.option(
+    "--no-busy", "with_busy", flag_value=False, default=True, help="Skip the busy machine."
+)
 @click.option("--rounds", default=4, show_default=True)
-@click.option("--openings", default=3, show_default=True, help="Of each kind; 0: none.")
-@click.option("--section", default="calls", show_default=True, help="Before the precision.")
+@click.option("--openings", default=3, show_default=True, help="Openings of each kind; 0: none.")
+@click.option(
+    "--section", default="calls", show_default=True, help="First part of a section's name."
+)
 @writes(RESULTS / "calls.md")
 def main(
     bundles: tuple[Path, ...],
@@ -250,9 +256,9 @@ def main(
             for bundle in same
             for setting in settings or ("today",)
         ]
-        found = measured(engines, contexts, rounds, with_busy=with_busy)
-        lines = table(COLUMNS, call_rows(engines, contexts, found))
-        bandwidths = bandwidth_rows(engines, min(contexts), found, page.threads)
+        timings = measured(engines, contexts, rounds, with_busy=with_busy)
+        lines = table(COLUMNS, call_rows(engines, contexts, timings))
+        bandwidths = bandwidth_rows(engines, min(contexts), timings, page.threads)
         lines += ["", *table(BANDWIDTH_COLUMNS, bandwidths)]
         if openings:
             lines += ["", *table(OPENING_COLUMNS, opening_rows(same, page.threads, openings))]

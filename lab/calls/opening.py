@@ -1,4 +1,4 @@
-"""Time and memory of opening a bundle in a process of its own, with files in memory or on disk.
+"""Time and memory of opening a bundle in a separate process, with files in memory or on disk.
 
 python -m lab.calls.opening BUNDLE THREADS [ENGINE_CACHE] opens it and prints both as JSON.
 """
@@ -20,7 +20,7 @@ _TIMEOUT_S = 600
 
 @dataclass(frozen=True)
 class Opening:
-    """One opening; ``own_bytes``: memory of the process that no other one shares."""
+    """One opening; ``own_bytes``: memory that the process does not share with other processes."""
 
     seconds: float
     own_bytes: int
@@ -29,7 +29,7 @@ class Opening:
 def time_opening(
     bundle: Path, threads: int, engine_cache: Path | None, *, is_cold: bool
 ) -> Opening:
-    """Open ``bundle`` in a new process; ``is_cold``: nothing of it is in the page cache."""
+    """Open ``bundle`` in a new process; ``is_cold``: its files are not in the page cache."""
     if is_cold:
         for folder in (bundle, engine_cache):
             if folder is not None:
@@ -43,7 +43,7 @@ def time_opening(
 
 
 def forget(folder: Path) -> None:
-    """Take all files of ``folder`` out of the page cache, written to disk first."""
+    """Remove all files of ``folder`` from the page cache, after writing them to disk."""
     for path in folder.rglob("*"):
         if path.is_file():
             descriptor = os.open(path, os.O_RDONLY)

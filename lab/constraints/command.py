@@ -1,8 +1,8 @@
 """Cost of constraints: steps of item tries, and of JSON schemas over a large vocabulary.
 
-Tries are made of random items, each in a process of its own. Grammars are JSON schemas; four beams
-follow random documents, each step from random parents. Their tokenizer is trained once (about two
-minutes) and kept in build/.
+Tries are made of random items, each in a separate process. Grammars are JSON schemas; four beams
+follow random documents, and the parents of each step are random. Their tokenizer is trained once
+(about two minutes) and kept in build/.
 """
 
 import time
@@ -35,20 +35,20 @@ DEPTHS = (64, 2048)
 
 
 def trie_rows() -> list[tuple[str, ...]]:
-    """Return a row a set of items."""
+    """Return a row for each set of items."""
     rows: list[tuple[str, ...]] = []
     for num_items, num_tokens, num_codes in track(ITEMS, description="tries", transient=True):
-        found = trie_costs(num_items, num_tokens, num_codes, BEAMS)
-        steps = zip(found.step_us, found.num_allowed, strict=True)
+        costs = trie_costs(num_items, num_tokens, num_codes, BEAMS)
+        steps = zip(costs.step_us, costs.num_allowed, strict=True)
         rows.append(
             (
                 f"{num_items:,}",
                 f"{num_tokens} of {num_codes:,} codes",
-                f"{found.num_nodes:,}",
-                f"{found.build_s:.2f}",
-                f"{found.build_bytes / 1e6:.0f}",
-                f"{found.num_bytes / 1e6:.0f}",
-                f"{1e3 * found.map_s:.1f}",
+                f"{costs.num_nodes:,}",
+                f"{costs.build_s:.2f}",
+                f"{costs.build_bytes / 1e6:.0f}",
+                f"{costs.num_bytes / 1e6:.0f}",
+                f"{1e3 * costs.map_s:.1f}",
                 ", ".join(f"{us / 1e3:.3f} ({count:,})" for us, count in steps),
             )
         )
@@ -56,7 +56,7 @@ def trie_rows() -> list[tuple[str, ...]]:
 
 
 def grammar_tables(vocab_size: int, file: Path, num_rounds: int) -> list[str]:
-    """Return the table of schemas, and what the depth changes."""
+    """Return the table of schemas, and times at different depths."""
     tokenizer = large_tokenizer(vocab_size, file)
     begin = time.perf_counter()
     end = tokenizer.token_to_id(EOS)
@@ -65,12 +65,12 @@ def grammar_tables(vocab_size: int, file: Path, num_rounds: int) -> list[str]:
     opened_s = time.perf_counter() - begin
     rows, by_depth = [], ""
     for name in track(SCHEMAS, description="schemas", transient=True):
-        found = grammar_times(name, tokenizer, grammars, num_rounds)
-        quantiles = np.quantile(found.step_ms, (0.5, 0.9, 0.99))
+        timed = grammar_times(name, tokenizer, grammars, num_rounds)
+        quantiles = np.quantile(timed.step_ms, (0.5, 0.9, 0.99))
         times = [f"{milliseconds:.3f}" for milliseconds in quantiles]
-        rows.append((name, f"{found.compile_ms:.1f}", f"{len(found.step_ms):,}", *times))
-        if found.depths.max() >= max(DEPTHS):
-            medians = (f"{np.median(found.near(depth)):.3f} ms" for depth in DEPTHS)
+        rows.append((name, f"{timed.compile_ms:.1f}", f"{len(timed.step_ms):,}", *times))
+        if timed.depths.max() >= max(DEPTHS):
+            medians = (f"{np.median(timed.near(depth)):.3f} ms" for depth in DEPTHS)
             after = " and ".join(f"{depth:,}" for depth in DEPTHS)
             by_depth = f"Median of the {name}, up to {after} tokens: {' and '.join(medians)}."
     return [
@@ -86,7 +86,7 @@ def grammar_tables(vocab_size: int, file: Path, num_rounds: int) -> list[str]:
 
 @click.command(help=__doc__)
 @click.option("--vocab-size", default=151_936, show_default=True)
-@click.option("--rounds", default=20, show_default=True, help="Documents a schema.")
+@click.option("--rounds", default=20, show_default=True, help="Documents per schema.")
 @writes(RESULTS / "constraints.md")
 def main(vocab_size: int, rounds: int, page: Page) -> None:
     """Measure and write."""

@@ -60,7 +60,7 @@ def _name(rng: np.random.Generator) -> str:
 
 
 def records(rng: np.random.Generator, num_records: int = 120) -> Any:
-    """Return an array of records, of some thousand tokens."""
+    """Return an array of records with some thousand tokens."""
     return [
         {"id": int(rng.integers(0, 10**6)), "name": _name(rng), "tags": str(rng.choice(WORDS))}
         for _ in range(num_records)
@@ -68,7 +68,7 @@ def records(rng: np.random.Generator, num_records: int = 120) -> Any:
 
 
 def call(rng: np.random.Generator) -> Any:
-    """Return the call of a tool."""
+    """Return a tool call."""
     day = f"20{rng.integers(10, 99)}-{rng.integers(10, 13)}-{rng.integers(10, 29)}"
     arguments = {"query": _name(rng), "limit": int(rng.integers(1, 101)), "when": day}
     return {"tool": str(rng.choice(["search", "open", "reply"])), "arguments": arguments}
@@ -88,7 +88,7 @@ SCHEMAS: dict[str, tuple[dict[str, Any], Document]] = {
 
 
 def large_tokenizer(vocab_size: int, file: Path) -> tokenizers.Tokenizer:
-    """Return a byte-level BPE, trained on the Python sources at hand, or read from ``file``."""
+    """Return a byte-level BPE, read from ``file``, or trained on this machine's Python sources."""
     if not file.exists():
         made = tokenizers.Tokenizer(models.BPE())
         made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -124,9 +124,9 @@ class GrammarTimes:
     """Times of one schema, in milliseconds.
 
     Attributes:
-        compile_ms: to compile it.
-        step_ms: (num_steps,) to advance four states by a token each and compute their masks.
-        depths: (num_steps,) tokens before each step.
+        compile_ms: time to compile it.
+        step_ms: (num_steps,), time to advance four states by a token each and compute their masks.
+        depths: (num_steps,), number of tokens before each step.
     """
 
     compile_ms: float
@@ -134,14 +134,14 @@ class GrammarTimes:
     depths: NDArray[np.int64]
 
     def near(self, depth: int) -> NDArray[np.float64]:
-        """Return the times of the steps within 64 tokens before a depth."""
+        """Return the times of the 64 steps before a depth."""
         return self.step_ms[(self.depths >= depth - 64) & (self.depths < depth)]
 
 
 def grammar_times(
     name: str, tokenizer: tokenizers.Tokenizer, grammars: GrammarTokenizer, num_rounds: int
 ) -> GrammarTimes:
-    """Return the times of a schema, along documents that four beams follow."""
+    """Return the times of a schema, measured along documents that four beams follow."""
     schema, document = SCHEMAS[name]
     begin = time.perf_counter()
     constraint = JsonSchema(schema).bind(grammars)
@@ -158,7 +158,7 @@ def grammar_times(
 def _walk(
     constraint: Constraint, tokens: list[int], rng: np.random.Generator
 ) -> Iterator[tuple[int, float]]:
-    """Yield depth and milliseconds of each step of four beams, which have random parents."""
+    """Yield depth and milliseconds of each step of four beams with random parents."""
     states = constraint.start([]).repeat(NUM_STATES)
     for depth, token in enumerate(tokens):
         parents = rng.integers(0, NUM_STATES, NUM_STATES)

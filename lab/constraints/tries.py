@@ -1,4 +1,4 @@
-"""Time and memory of tries, each in a process of its own."""
+"""Time and memory of tries, each in a separate process."""
 
 import statistics
 import time
@@ -20,14 +20,15 @@ class TrieCosts:
     """Costs of one trie.
 
     Attributes:
-        num_nodes: nodes, the root included.
+        num_nodes: number of nodes, including the root.
         build_s: seconds to build it from an array.
-        build_bytes: the most memory that building takes at a time, without the array.
-        num_bytes: bytes of the trie, and of its file.
+        build_bytes: peak memory of building it, without the array.
+        num_bytes: bytes of the trie, which are also those of its file.
         map_s: seconds to map it from its file.
-        step_us: microseconds to advance the states of all beams and list what may follow, at each
+        step_us: microseconds to advance the states of all beams and list the allowed tokens, at
+        each
             depth: the median.
-        num_allowed: tokens listed at each depth.
+        num_allowed: number of listed tokens at each depth.
     """
 
     num_nodes: int
@@ -79,8 +80,8 @@ def _step(
     num_beams: int,
     rng: np.random.Generator,
 ) -> tuple[float, int]:
-    """Return the microseconds of a step at a depth, each time from other nodes, and its tokens."""
-    found, counts = [], []
+    """Return the median microseconds of a step at a depth, and of its number of allowed tokens."""
+    seconds, counts = [], []
     for _ in range(_ROUNDS):
         rows = items[rng.integers(0, len(items), num_beams)].astype(np.int64)
         states = np.zeros(num_beams, dtype=np.int64)
@@ -91,6 +92,6 @@ def _step(
         allowed = trie.allowed(states)
         trie.accepts(states)
         trie.has_ended(states)
-        found.append(time.perf_counter() - begin)
+        seconds.append(time.perf_counter() - begin)
         counts.append(len(allowed.tokens))
-    return 1e6 * statistics.median(found), int(statistics.median(counts))
+    return 1e6 * statistics.median(seconds), int(statistics.median(counts))

@@ -1,4 +1,4 @@
-"""A function called in a process of its own, so that its memory and caches are its own."""
+"""Call of a function in a separate process, so that memory and caches are not shared."""
 
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
@@ -10,6 +10,6 @@ Result = TypeVar("Result")
 
 
 def in_own_process(function: Callable[P, Result], *args: P.args, **kwargs: P.kwargs) -> Result:
-    """Return what a function of a module returns in a new process, which ends with it."""
+    """Return the result of a module's function, called in a new process that ends afterwards."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
         return process.submit(function, *args, **kwargs).result()

@@ -26,13 +26,13 @@ BUNDLE = click.argument("bundle", type=click.Path(exists=True, path_type=Path))
 
 @dataclass
 class Page:
-    """A document whose sections are measured, and the conditions that are noted in them.
+    """A document with measured sections, and the conditions that are noted in them.
 
     Attributes:
         document: Markdown; a section is between ``<!-- name -->`` and ``<!-- end of name -->``.
-        threads: of an engine call.
-        wait: the most seconds that ``begin`` waits for a quiet machine; None: it does not matter.
-        idle: the share of the cores that was idle then.
+        threads: threads of an engine call.
+        wait: maximum seconds that ``begin`` waits for an idle machine; None: it does not wait.
+        idle: share of the cores that was idle after waiting.
     """
 
     document: Path
@@ -41,10 +41,10 @@ class Page:
     idle: float | None = None
 
     def begin(self, *sections: str) -> None:
-        """Refuse a document without these sections, before hours of measuring; then wait.
+        """Check early that the document has these sections; then wait for an idle machine.
 
         Raises:
-            click.ClickException: as ``write_section``.
+            click.ClickException: see ``write_section``.
         """
         for section in sections:
             text_around(self.document, section)
@@ -52,7 +52,7 @@ class Page:
             self.idle = wait_until_idle(self.wait)
 
     def write(self, section: str, lines: Iterable[str], *details: str) -> None:
-        """Print lines, and when, where and how they were measured; put both into the section."""
+        """Print lines and the conditions of their measurement; write both into the section."""
         if self.idle is not None:
             details = (*details, f"the cores {self.idle:.0%} idle before")
         text = "\n".join([*lines, "", measured_here(self.threads, *details)])
@@ -61,9 +61,9 @@ class Page:
 
 
 def writes(document: Path, *, is_timed: bool = True) -> Callable[..., Any]:
-    """Give a command ``page``, from the options --threads, --document and, if timed, --wait."""
+    """Add options --threads, --document and, if timed, --wait; the command receives ``page``."""
     options = [
-        click.option("--threads", default=2, show_default=True, help="Of an engine call."),
+        click.option("--threads", default=2, show_default=True, help="Threads of an engine call."),
         click.option(
             "--document",
             type=click.Path(path_type=Path),
@@ -72,7 +72,7 @@ def writes(document: Path, *, is_timed: bool = True) -> Callable[..., Any]:
         ),
     ]
     if is_timed:
-        help_text = "Seconds, at most, for the machine to be idle."
+        help_text = "Maximum seconds to wait for an idle machine."
         options.append(click.option("--wait", default=60.0, show_default=True, help=help_text))
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -89,18 +89,18 @@ def writes(document: Path, *, is_timed: bool = True) -> Callable[..., Any]:
     return decorate
 
 
-def spread_cell(found: Spread) -> str:
+def spread_cell(times: Spread) -> str:
     """Return median and quartiles: 12.3 (11.9 to 12.8)."""
-    return f"{found.median:.1f} ({found.quartile_1:.1f} to {found.quartile_3:.1f})"
+    return f"{times.median:.1f} ({times.quartile_1:.1f} to {times.quartile_3:.1f})"
 
 
-def ratio_cell(found: Estimate | Spread) -> str:
+def ratio_cell(ratio: Estimate | Spread) -> str:
     """Return a ratio with its interval, or its quartiles: **1.23** (1.20 to 1.27)."""
-    value, low, high = dataclasses.astuple(found)
+    value, low, high = dataclasses.astuple(ratio)
     return f"**{value:.2f}** ({low:.2f} to {high:.2f})"
 
 
 def measured_here(threads: int, *details: str) -> str:
-    """Return where and how figures were measured: date, processor, threads, ``details``."""
+    """Return the conditions of a measurement: date, processor, threads, ``details``."""
     parts = (str(datetime.date.today()), this_machine().processor, f"{threads} threads", *details)
     return ", ".join(parts) + "."

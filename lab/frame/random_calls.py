@@ -43,14 +43,14 @@ _WEIGHTS_FOLDER_OPTION = "session.model_external_initializers_file_folder_path"
 
 
 class RandomCalls:
-    """An engine with given session options, its caches and a binding for each S.
+    """An engine with given session options, its caches, and a binding for each number of rows S.
 
-    The caches are bound in place as the runtime binds them; the S rows are siblings, the last of
-    the C rows, and the logits of every row are computed. There are as many recent rows as
-    usually follow a checkpoint, for any C.
+    The caches are bound in place as in the runtime. The S rows of a call are siblings and the last
+    of the C rows; the logits of every row are computed. The number of recent rows is a usual number
+    of rows after a checkpoint, for any C.
 
     Attributes:
-        caches: by (layer, part), (1, Hkv, C, D) each; every call overwrites its last S rows.
+        caches: by (layer, part), (1, Hkv, C, D) each; every call overwrites the last S rows.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class RandomCalls:
         row_counts: tuple[int, ...],
         capacity: int,
     ) -> RandomCalls:
-        """Return calls under the runtime's options with ``change`` made to them."""
+        """Return calls with the runtime's session options, changed by ``change``."""
         entry, path = bundle.entry(role), bundle.model_path(role)
         options = session_options(ort, entry, EngineSettings(num_threads=threads))
         change(options)
@@ -94,7 +94,7 @@ class RandomCalls:
         )
 
     def after(self, capacity: int) -> RandomCalls:
-        """Return calls of the same session after caches of their own, of another capacity."""
+        """Return calls of the same session with separate caches of another capacity."""
         other = copy.copy(self)
         other._bind(capacity)
         return other
@@ -136,7 +136,7 @@ class RandomCalls:
             WRITE_INDICES: np.array([first_row]),
             LOGIT_ROWS: np.arange(num_rows),
         }
-        if self._entry.features is not None:  # of a target, which returns them
+        if self._entry.features is not None:  # a target that returns features
             inputs[FEATURE_ROWS] = np.arange(num_rows)
         first_recent = self._num_recent - num_rows
         before = np.arange(first_recent - num_ancestors(self._entry.caches), first_recent)
@@ -157,7 +157,7 @@ class RandomCalls:
 
 
 def product_bytes(model_path: Path) -> int:
-    """Return the bytes of the weights that the products of a graph read in a call."""
+    """Return the bytes of weights that the products of a graph read in a call."""
     graph = onnx.load(model_path, load_external_data=False).graph
     numbers = {node.input[1] for node in graph.node if node.op_type in _PRODUCTS}
     turned = {node.output[0]: node.input[0] for node in graph.node if node.op_type == "Transpose"}

@@ -1,4 +1,4 @@
-"""Rounds that measure everything side by side, and their results with quartiles."""
+"""Rounds in which everything is measured alternately, and results with quartiles."""
 
 import statistics
 import time
@@ -9,20 +9,20 @@ from typing import TypeVar
 from dsbd_ort.benchmark.bootstrap import Spread, spread
 
 T = TypeVar("T")
-PAUSE_S = 0.02  # by then the idle threads of the other engine have stopped spinning
+PAUSE_S = 0.02  # after this the idle threads of the other engine have stopped spinning
 
 
 def turn(items: Sequence[T], number: int) -> Sequence[T]:
-    """Return the items of a round: in turn forwards and backwards.
+    """Return the items of a round, forwards or backwards in turn.
 
-    A machine that slows down slows all of them.
+    If the machine slows down, this affects all items equally.
     """
     return items if number % 2 == 0 else items[::-1]
 
 
 @dataclass(frozen=True)
 class Timings:
-    """Milliseconds of one call, by name; ``medians``: one of every round."""
+    """Milliseconds of calls by name; ``medians``: the median of each round."""
 
     medians: dict[str, list[float]]
 
@@ -31,7 +31,7 @@ class Timings:
         return spread(self.medians[name])
 
     def ratio(self, name: str, baseline: str) -> Spread:
-        """Return the spread of the ratio to ``baseline`` in the same round."""
+        """Return the spread of the ratios to ``baseline`` in the same rounds."""
         pairs = zip(self.medians[name], self.medians[baseline], strict=True)
         return spread([mine / theirs for mine, theirs in pairs])
 
@@ -44,9 +44,9 @@ def time_in_rounds(
     pause_s: float = PAUSE_S,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Timings:
-    """Time every call ``calls_a_round`` times in each round; the first of a round does not count.
+    """Time every call ``calls_a_round`` times in each round, after one call that is not timed.
 
-    The calls of a round follow each other as in a request.
+    The calls of a round follow each other without a pause, as in a request.
     """
     medians: dict[str, list[float]] = {name: [] for name in calls}
     for number in range(num_rounds):

@@ -28,12 +28,12 @@ _LOG_BYTES = 100_000  # more than a start writes
 
 @dataclass(frozen=True)
 class ServerProcess:
-    """A server that answers.
+    """A running server.
 
     Attributes:
-        url: without a path.
+        url: address without a path.
         process: ``end`` waits for its exit code.
-        log_file: the descriptor of what it has logged.
+        log_file: file descriptor of its log.
     """
 
     url: str
@@ -54,7 +54,7 @@ def server_process(*arguments: object) -> Iterator[ServerProcess]:
     """Start ``dsbd-serve`` on a free port with arguments; kill it at the end of the block.
 
     Raises:
-        RuntimeError: it ended, or took too long; the message holds its log.
+        RuntimeError: it ended, or took too long; the message contains its log.
     """
     with tempfile.TemporaryFile() as log:
         words = [*_COMMAND, *map(str, arguments), "--port", "0"]
@@ -68,7 +68,7 @@ def server_process(*arguments: object) -> Iterator[ServerProcess]:
 
 @contextlib.contextmanager
 def client_of(bundle: Path, threads: int, *options: object) -> Iterator[httpx2.Client]:
-    """Give a client of a ``dsbd-serve`` of its own, which serves a bundle as ``MODEL``."""
+    """Yield a client of a new ``dsbd-serve``, which serves a bundle as ``MODEL``."""
     with (
         server_process(bundle, *served(MODEL, threads), *options) as server,
         httpx2.Client(base_url=server.url, timeout=600) as http,
@@ -77,7 +77,7 @@ def client_of(bundle: Path, threads: int, *options: object) -> Iterator[httpx2.C
 
 
 def served(model: str, threads: int) -> tuple[object, ...]:
-    """Return the options of every server that is measured."""
+    """Return the options of every measured server."""
     return ("--model-name", model, "--threads", threads, "--no-access-log")
 
 
@@ -86,8 +86,8 @@ def _url(process: subprocess.Popen[bytes], log: int, words: Sequence[str]) -> st
     while True:
         has_ended = process.poll() is not None
         text = os.pread(log, _LOG_BYTES, 0)
-        if found := _READY.search(text):
-            return found[1].decode()
+        if match := _READY.search(text):
+            return match[1].decode()
         if has_ended or time.monotonic() > until:
             raise RuntimeError(f"{' '.join(words)} does not serve:\n{text.decode()}")
         time.sleep(0.02)

@@ -14,14 +14,14 @@ from scripts.twin.feature_draft import widen_feature_draft
 
 TOP_LOGITS = "topk:64"
 DEMO, HOSTILE = "demo", "hostile"  # drafts by name
-TRAINED = "trained"  # in place of a number of parameters: the demo pair itself
+TRAINED = "trained"  # instead of a number of parameters: the demo pair itself
 
-# Qwen2.5-1.5B's vocabulary, a draft in proportion and room for long contexts.
+# Qwen2.5-1.5B's vocabulary, a draft of proportional size, and long contexts.
 TWIN_OPTIONS = {"1B": ("--vocab", "151936", "--draft-params", "100M", "--context", "4096")}
 # Logits of added tokens are in the hundreds, where float32 has steps of 1.5e-5.
 EXPORT_OPTIONS = {("1B", "none"): ("--atol", "1e-3")}
-# No run of the tables depends on the draft's precision. The demo draft has the target's: it is so
-# small that another would make no difference.
+# No run of the tables depends on the draft's precision. The demo draft has the target's precision;
+# it is so small that another would make no difference.
 DRAFT_OPTIONS = {"1B": ("--draft-quantize", "int8")}
 DRAFT_VOCAB = {"1B": ("--draft-vocab", "32768")}
 
@@ -53,7 +53,7 @@ def bundle_of(
         options += EXPORT_OPTIONS.get((params, quantize), ())
         options += DRAFT_OPTIONS.get(params, ())
         draft = _draft_of(twin, pair, work)
-        if not is_feature_draft(draft):  # which has a vocabulary of its own
+        if not is_feature_draft(draft):  # a feature draft has a separate vocabulary
             options += DRAFT_VOCAB.get(params, ())
         call("dsbd-export", "--target", twin / "target", "--draft", draft, "-o", bundle, *options)
     return bundle

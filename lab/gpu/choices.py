@@ -1,7 +1,8 @@
 """Choices on a GPU: times of the same forwards in two settings, and which setting to use.
 
-What is compared is a setting of the runtime, a way of padding, or a bundle of the same model
-exported otherwise, which is known by its name: twin-1B-fp16 and twin-1B-fp16-int4.
+A choice compares settings of the runtime, ways of padding, or two bundles of the same model with
+different export options. Such bundles are recognized by their names, such as twin-1B-fp16 and
+twin-1B-fp16-int4.
 """
 
 import statistics
@@ -33,10 +34,10 @@ class Side:
     """One setting of a choice.
 
     Attributes:
-        text: what is to be set.
-        setting: of the runtime, a key of ``forward_times.SETTINGS``.
-        suffix: appended to the plain bundle's name.
-        forward: the forward that is timed; empty: those of decoding, alike.
+        text: description of the setting.
+        setting: setting of the runtime, a key of ``forward_times.SETTINGS``.
+        suffix: suffix that is appended to the plain bundle's name.
+        forward: the timed forward; empty: all forwards of decoding, with equal weight.
     """
 
     text: str
@@ -47,7 +48,7 @@ class Side:
 
 @dataclass(frozen=True)
 class Choice:
-    """Two settings of one thing; ``default`` is what is used if nothing is said."""
+    """Two settings of one thing; ``default`` is used if the user chooses nothing."""
 
     name: str
     default: Side
@@ -80,9 +81,9 @@ class Compared:
     """A choice that was measured on a bundle.
 
     Attributes:
-        times: of the default and of the other, by forward.
-        ratio: of the other's time to the default's, the geometric mean over the forwards of the
-            choice.
+        times: times of the default and of the other, by forward.
+        ratio: ratio of the other's time to the default's, the geometric mean over the forwards of
+            the choice.
     """
 
     bundle: str
@@ -92,17 +93,17 @@ class Compared:
 
     @property
     def to_take(self) -> Side:
-        """The faster one; the default unless the other is faster by 2 % or more."""
+        """The faster side: the default unless the other is faster by 2 % or more."""
         return self.choice.other if self.ratio <= 1 - _NO_DIFFERENCE else self.choice.default
 
 
 def compared(times_by_bundle: Mapping[str, Times]) -> list[Compared]:
-    """Return every choice of which both sides were measured, bundle by bundle."""
+    """Return every choice with both sides measured, bundle by bundle."""
     return [
-        found
+        comparison
         for bundle, times in times_by_bundle.items()
         for choice in CHOICES
-        for found in _compared(bundle, choice, times, times_by_bundle)
+        for comparison in _compared(bundle, choice, times, times_by_bundle)
     ]
 
 
@@ -124,16 +125,16 @@ def _compared(
 
 
 def _forwards(choice: Choice) -> list[tuple[str, str]]:
-    """Return the forwards of the default and of the other that are compared."""
+    """Return pairs of compared forwards, of the default and of the other."""
     if choice.default.forward:
         return [(choice.default.forward, choice.other.forward)]
     return [(name, name) for name in _DECODING]
 
 
-def rows(found: Sequence[Compared]) -> list[tuple[str, ...]]:
+def rows(comparisons: Sequence[Compared]) -> list[tuple[str, ...]]:
     """Return the cells of ``COLUMNS``: milliseconds of both sides, and their ratio."""
     cells = []
-    for each in found:
+    for each in comparisons:
         sides = (each.choice.default, each.choice.other)
         for side, times, ratio in zip(sides, each.times, ("", f"{each.ratio:.2f}"), strict=True):
             forwards = {rows_name(36): side.forward} if side.forward else {}
@@ -143,10 +144,10 @@ def rows(found: Sequence[Compared]) -> list[tuple[str, ...]]:
     return cells
 
 
-def lines_to_take(found: Sequence[Compared]) -> list[str]:
-    """Return a line for every bundle: the setting to take of each choice."""
+def lines_to_take(comparisons: Sequence[Compared]) -> list[str]:
+    """Return a line for every bundle with the setting to use for each choice."""
     by_bundle: dict[str, list[str]] = {}
-    for each in found:
+    for each in comparisons:
         taken = f"{each.choice.name} {each.to_take.text} ({_reason(each.ratio)})"
         by_bundle.setdefault(each.bundle, []).append(taken)
     return [f"To take for {bundle}: {'; '.join(taken)}." for bundle, taken in by_bundle.items()]

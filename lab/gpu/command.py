@@ -1,9 +1,9 @@
 """Check of a machine with a GPU: install, export, compare with the CPU, measure.
 
-Needs no network: packages are installed from --wheels, a folder with wheels, whole or in parts
-(NAME.whl.part-00, part-01, ...). Every piece writes its result to --work; a second call continues
-with the pieces that are not done. Exit code 0: all done or not applicable; 1: a piece failed or is
-left; 2: requirements are missing, one line each.
+Needs no network: packages are installed from --wheels, a folder of wheels, complete or split into
+parts (NAME.whl.part-00, part-01, ...). Every piece writes its result to --work; a second call
+continues with the pieces that are not done. Exit code 0: all pieces are done or not applicable; 1:
+a piece failed or is not done; 2: requirements are missing (one line each).
 """
 
 import argparse
@@ -51,7 +51,7 @@ def main(arguments: list[str] | None = None, prog_name: str | None = None) -> in
 
 
 def _wrong_variant(settings: Settings) -> str | None:
-    """Return what is wrong with the first variant that no bundle is compared with."""
+    """Return an error for the first variant that matches no bundle, None if all match."""
     expected = [
         bundle.name + suffix
         for bundle in settings.bundles
@@ -71,20 +71,20 @@ def _parser(prog_name: str | None) -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--work", type=_path, default=ROOT / "build" / "gpu", help="folder for all results")
     add("--wheels", type=_path, help="folder with wheels [use the packages of this Python]")
-    add("--site-packages", type=_path, help="packages that need no wheel, used after the wheels'")
+    add("--site-packages", type=_path, help="packages without wheels, used after those of --wheels")
     add("--bundle", type=_path, action="append", default=[], dest="bundles",
-        help="one that was exported elsewhere, instead of exports; may be repeated")  # fmt: skip
+        help="a bundle exported elsewhere, instead of exports here; may be repeated")  # fmt: skip
     add("--variant", type=_path, action="append", default=[], dest="variants",
-        help="the target of a --bundle exported otherwise: NAME-cuda or NAME-int4")  # fmt: skip
+        help="a --bundle's target with other export options: NAME-cuda or NAME-int4")  # fmt: skip
     add("--provider", choices=EXTRA_BY_PROVIDER, default="cuda", help="execution provider to check")
-    add("--params", default="1B", help="of the twin that is exported")
-    add("--dtype", choices=("fp16", "bf16", "fp32"), default="fp16", help="of the twin")
+    add("--params", default="1B", help="parameters of the exported twin")
+    add("--dtype", choices=("fp16", "bf16", "fp32"), default="fp16", help="precision of the twin")
     add("--only", action="append", default=[], help="a piece, or a pattern such as 'bench-*'")
     add("--list", action="store_true", help="print the names of the pieces")
     add("--max-new-tokens", type=int, default=64)
     add("--repetitions", type=int, default=3)
     add("--num-prompts", type=int, default=8)
-    add("--limit-s", type=float, default=480.0, help="seconds for this call")
+    add("--limit-s", type=float, default=480.0, help="seconds for this call of the command")
     add("--document", type=_path, default=ROOT / "lab" / "results" / "gpu.md")
     return parser
 

@@ -34,9 +34,9 @@ _PACKAGES = {  # by provider, wheel name: (module, distribution)
 
 
 def install(settings: Settings, runner: Runner) -> dict[str, Any]:
-    """Make the environment; return by optional extra "installed" or the reason why not.
+    """Create the environment; return for each optional extra "installed" or the reason why not.
 
-    The project itself is not installed: ``variables`` puts its sources on the path.
+    The project itself is not installed; ``variables`` adds its sources to the path.
 
     Raises:
         PieceError: a package of the provider cannot be installed.
@@ -48,7 +48,7 @@ def install(settings: Settings, runner: Runner) -> dict[str, Any]:
     if settings.site_packages is not None:
         _add_packages(venv, settings.site_packages)
     wanted = requirements(EXTRA_BY_PROVIDER[settings.provider])
-    found: dict[str, Any] = {"python": str(settings.python)}
+    result: dict[str, Any] = {"python": str(settings.python)}
     with tempfile.TemporaryDirectory(dir=settings.work) as folder:
         join_parts(settings.wheels, Path(folder))
         links = ["--find-links", str(settings.wheels), "--find-links", folder]
@@ -56,14 +56,14 @@ def install(settings: Settings, runner: Runner) -> dict[str, Any]:
         pip += ["install", "--no-index", "--quiet", "--disable-pip-version-check", *links]
         runner.run(*pip, *wanted)
         for extra in OPTIONAL_EXTRAS if not settings.bundles else OPTIONAL_EXTRAS[1:]:
-            found[extra] = _try_extra(extra, pip, runner)
-    return found
+            result[extra] = _try_extra(extra, pip, runner)
+    return result
 
 
 def _try_extra(extra: str, pip: list[str], runner: Runner) -> str:
-    """Install the available packages of an extra; return "installed" or the missing ones.
+    """Install the available packages of an extra; return "installed" or the missing packages.
 
-    One package at a time: an older one of other site-packages may be sufficient.
+    Packages are installed one by one: an older version in other site-packages may be sufficient.
     """
     reasons = []
     base = set(requirements())
@@ -77,49 +77,49 @@ def _try_extra(extra: str, pip: list[str], runner: Runner) -> str:
 
 
 def requirements(extra: str | None = None) -> list[str]:
-    """Return the requirements of pyproject.toml: of every installation, and of an extra."""
+    """Return requirements of pyproject.toml: those of every installation, and those of an extra."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     of_extra = project["optional-dependencies"][extra] if extra else []
     return [*project["dependencies"], *of_extra]
 
 
 def variables(settings: Settings) -> dict[str, str]:
-    """Return the environment variables of the pieces: our sources and CUDA's libraries.
+    """Return environment variables of the pieces: paths of our sources and of CUDA's libraries.
 
-    ONNX Runtime looks for CUDA's libraries next to itself; those of other site-packages are found
-    by LD_LIBRARY_PATH, which a process reads when it starts.
+    ONNX Runtime looks for CUDA's libraries next to itself. Libraries in other site-packages are
+    found through LD_LIBRARY_PATH, which a process reads when it starts.
     """
     paths = [*map(str, _SOURCES), *filter(None, [os.environ.get("PYTHONPATH")])]
-    found = {"PYTHONPATH": os.pathsep.join(paths), "HF_HUB_OFFLINE": "1"}
+    environment = {"PYTHONPATH": os.pathsep.join(paths), "HF_HUB_OFFLINE": "1"}
     if settings.site_packages is not None:
         folders = sorted(settings.site_packages.glob("nvidia/*/lib"))
         before = os.environ.get("LD_LIBRARY_PATH")
         paths = [*map(str, folders), *([before] if before else [])]
-        found["LD_LIBRARY_PATH"] = os.pathsep.join(paths)
-    return found
+        environment["LD_LIBRARY_PATH"] = os.pathsep.join(paths)
+    return environment
 
 
 def _add_packages(venv: Path, packages: Path) -> None:
-    """Let the environment see the packages of another one, after its own."""
+    """Make another environment's packages visible in the environment, after its own packages."""
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     link = venv / "lib" / version / "site-packages" / "other_packages.pth"
     link.write_text(f"{packages.resolve()}\n", encoding="utf-8")
 
 
 def wheel_names(folder: Path) -> set[str]:
-    """Return the names of the wheels that lie in a folder, whole or in parts."""
+    """Return the names of the wheels in a folder, complete or split into parts."""
     names = {file.name for file in folder.glob("*.whl")}
     return names | set(_parts_by_wheel(folder))
 
 
 def join_parts(folder: Path, output: Path) -> list[Path]:
-    """Write every wheel that lies in ``folder`` in parts to ``output`` as one file.
+    """Join the parts of every split wheel in ``folder``; write the wheels to ``output``.
 
     Parts are NAME.whl.part-00, NAME.whl.part-01 and so on.
 
     Raises:
-        PieceError: a part is missing in between. One that is missing at the end shows when the
-            wheel is opened.
+        PieceError: a part in the middle is missing. A missing last part is noticed when the wheel
+            is opened.
     """
     wheels = []
     for name, parts in sorted(_parts_by_wheel(folder).items()):
@@ -135,18 +135,18 @@ def join_parts(folder: Path, output: Path) -> list[Path]:
 
 
 def _parts_by_wheel(folder: Path) -> dict[str, dict[int, Path]]:
-    found: defaultdict[str, dict[int, Path]] = defaultdict(dict)
+    parts: defaultdict[str, dict[int, Path]] = defaultdict(dict)
     for file in folder.iterdir():
         match = _PART.fullmatch(file.name)
         if match is not None:
-            found[match["wheel"]][int(match["number"])] = file
-    return dict(found)
+            parts[match["wheel"]][int(match["number"])] = file
+    return dict(parts)
 
 
 def missing_requirements(
     settings: Settings, load_library: Callable[[str], object] = ctypes.CDLL
 ) -> list[str]:
-    """Return the missing requirements of a piece on a GPU, one line each; none for the CPU."""
+    """Return missing requirements of pieces on a GPU, one line each; the CPU has none."""
     lines = []
     try:
         if settings.provider == "cuda":

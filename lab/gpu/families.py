@@ -1,7 +1,8 @@
-"""Every family and option on a provider: logits of a path, and how far they are from the CPU's.
+"""Every family and option on a provider: differences of a path's logits from the CPU's.
 
 Each tiny random checkpoint is exported here, so this needs the packages of the export. A path is
-computed in random ways, the same on both providers, with rows of other paths and prunes between.
+computed in random ways, which are the same on both providers, with rows of other paths, and prunes
+between calls.
 """
 
 import argparse
@@ -52,7 +53,7 @@ _MOST_WORKERS = 12
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One export of a family's checkpoint; ``options`` are those of ExportConfig."""
+    """One export of a family's checkpoint; ``options``: further options of ExportConfig."""
 
     family: str
     dtype: str
@@ -66,31 +67,31 @@ class Case:
 def cases(provider: str) -> list[Case]:
     """Return one variant of every family in fp32 and fp16, and a Llama with every option.
 
-    For WebGPU in fp32 and its form alone.
+    For WebGPU: only fp32 and only its form.
     """
     names = [name for name in ONE_OF_EACH if name not in (*RECURRENT, *CONVOLUTIONAL)]
     if provider == WEBGPU:
-        found = [Case(family=name, dtype="fp32", options={"form": WEBGPU}) for name in names]
+        all_cases = [Case(family=name, dtype="fp32", options={"form": WEBGPU}) for name in names]
         for other in ({"quantize": "int4"}, {"attention": "exact"}):
-            found.append(Case(family="llama", dtype="fp32", options={"form": WEBGPU, **other}))
-        return found
-    found = [Case(family=name, dtype=dtype) for dtype in ("fp32", "fp16") for name in names]
+            all_cases.append(Case(family="llama", dtype="fp32", options={"form": WEBGPU, **other}))
+        return all_cases
+    all_cases = [Case(family=name, dtype=dtype) for dtype in ("fp32", "fp16") for name in names]
     for options in _OPTIONS:
         others = {key: value for key, value in options.items() if key != "dtype"}
-        found.append(Case(family="llama", dtype=options["dtype"], options=others))
-    return found
+        all_cases.append(Case(family="llama", dtype=options["dtype"], options=others))
+    return all_cases
 
 
 def difference(case: Case, provider: str, source: SourceOf = source_of) -> dict[str, Any]:
-    """Return the largest difference of a logit from the CPU's, or the reason why there is none."""
-    found: dict[str, Any] = {"case": case.name, "dtype": case.dtype}
-    found |= {"difference": None, "reason": ""}
+    """Return the largest difference of a logit from the CPU's, or the reason for a failure."""
+    result: dict[str, Any] = {"case": case.name, "dtype": case.dtype}
+    result |= {"difference": None, "reason": ""}
     with tempfile.TemporaryDirectory() as folder:
         try:
-            found["difference"] = _largest_difference(case, provider, Path(folder), source)
+            result["difference"] = _largest_difference(case, provider, Path(folder), source)
         except DsbdError as error:
-            found["reason"] = str(error)
-    return found
+            result["reason"] = str(error)
+    return result
 
 
 def _largest_difference(case: Case, provider: str, folder: Path, source: SourceOf) -> float:
@@ -128,11 +129,11 @@ def main() -> None:
     workers = max(min(_MOST_WORKERS, (os.cpu_count() or 1) - 2), 1)
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, context) as pool:
-        found = []
+        results = []
         for each in pool.map(difference, wanted, [options.provider] * len(wanted)):
             print(each["case"], each["difference"], each["reason"], flush=True)
-            found.append(each)
-    text = json.dumps({"provider": options.provider, "cases": found}, indent=1)
+            results.append(each)
+    text = json.dumps({"provider": options.provider, "cases": results}, indent=1)
     options.json.write_text(text + "\n", encoding="utf-8")
 
 

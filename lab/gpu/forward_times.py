@@ -1,7 +1,7 @@
-"""Times of forwards after a full cache: one bundle, opened by each of the settings of a GPU.
+"""Times of forwards after a full cache: one bundle, opened with each of a GPU's settings.
 
-The settings take turns, and every bundle has the same forwards, so that bundles of one model
-compare too. ``choices.py`` says what follows.
+The settings take turns. Every bundle has the same forwards, so that bundles of the same model can
+be compared too. ``choices.py`` evaluates the times.
 """
 
 import argparse
@@ -26,7 +26,7 @@ SETTINGS = {
     AS_IT_IS: EngineSettings(),
     "--no-cuda-graphs": EngineSettings(cuda_graphs=False),
 }
-"""How a model is opened on CUDA, by the option of a command."""
+"""Settings with which a model is opened on CUDA, by the option of a command."""
 
 DECODING_ROWS = (1, 8, 36)
 PROMPT_ROWS = 256
@@ -39,7 +39,7 @@ _NUM_OPENINGS, _NUM_ROUNDS, _CALLS_A_ROUND = 2, 2, 15
 
 
 class Model(Protocol):
-    """The timed interface, which ``CausalLM`` has."""
+    """The timed interface; ``CausalLM`` implements it."""
 
     spec: EngineSpec
 
@@ -55,15 +55,16 @@ class Model(Protocol):
 
 
 def rows_name(num_rows: int) -> str:
-    """Return the name of a forward of so many rows, none of which is padding."""
+    """Return the name of a forward with so many rows and no padding."""
     return "1 row" if num_rows == 1 else f"{num_rows} rows"
 
 
 def forwards_after(num_cached: int, vocab_size: int) -> dict[str, Forward]:
-    """Return the forwards that are timed after ``num_cached`` rows, by name.
+    """Return the timed forwards after ``num_cached`` rows, by name.
 
-    Padding is written out, so that every way of padding runs on the same engine: padding rows are
-    the last, see column 0 and themselves, or themselves alone, and have no logits.
+    Padding is part of the forwards, so that every way of padding runs on the same engine. Padding
+    rows are the last rows. They see column 0 and themselves, or only themselves, and have no
+    logits.
     """
     plain = {rows_name(n): (n, n, True) for n in (*DECODING_ROWS, PROMPT_ROWS)}
     padded = {
@@ -97,7 +98,7 @@ def _forward(
 def milliseconds_of(
     model: Model, *, num_rounds: int = _NUM_ROUNDS, calls_a_round: int = _CALLS_A_ROUND
 ) -> dict[str, float]:
-    """Return the median time of every forward that the context has room for."""
+    """Return the median time of every forward that fits into the context."""
     vocab_size = model.spec.vocab_size
     num_cached = min(MOST_PREFIX_ROWS, model.context_length // 2)
     cached = np.arange(num_cached)
@@ -119,7 +120,7 @@ def milliseconds_of(
         for name, forward in forwards_after(num_cached, vocab_size).items()
         if forward.positions[-1] < model.context_length
     }
-    for each in calls.values():  # the third run of a size is the first that is replayed
+    for each in calls.values():  # recorded calls are replayed from the third run of a size on
         each()
         each()
     timings = time_in_rounds(calls, num_rounds=num_rounds, calls_a_round=calls_a_round)
@@ -129,15 +130,15 @@ def milliseconds_of(
 def by_setting(
     settings: Mapping[str, EngineSettings], open_with: Callable[..., Any], **repeats: int
 ) -> dict[str, dict[str, float]]:
-    """Return the times of every setting: each model is opened, timed and closed twice, in turns."""
-    found: dict[str, list[dict[str, float]]] = {name: [] for name in settings}
+    """Return the times by setting; models take turns and are opened, timed and closed twice."""
+    runs: dict[str, list[dict[str, float]]] = {name: [] for name in settings}
     for number in range(_NUM_OPENINGS):
         for name in turn(list(settings), number):
             with open_with(settings=settings[name]) as model:
-                found[name].append(milliseconds_of(model, **repeats))
+                runs[name].append(milliseconds_of(model, **repeats))
     return {
         name: {call: statistics.mean(time[call] for time in times) for call in times[0]}
-        for name, times in found.items()
+        for name, times in runs.items()
     }
 
 
@@ -151,12 +152,12 @@ def main() -> None:
     settings = SETTINGS if options.provider == "cuda" else {AS_IT_IS: SETTINGS[AS_IT_IS]}
     bundle = open_bundle(options.bundle)
     open_with = partial(load_causal_lm, bundle, "target", provider=options.provider)
-    found = {
+    result = {
         "provider": options.provider,
         "quantization": bundle.entry("target").quantization,
         "milliseconds": by_setting(settings, open_with),
     }
-    text = json.dumps(found, indent=1)
+    text = json.dumps(result, indent=1)
     print(text)
     options.json.write_text(text + "\n", encoding="utf-8")
 

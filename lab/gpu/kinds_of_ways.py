@@ -1,8 +1,8 @@
-"""Bits of one path's logits, computed in many ways on one engine: which freedom changes them.
+"""Bits of one path's logits, computed in many ways on one engine: which variation changes them.
 
-A way is random within its kind: how many of the path's rows a call has, how many rows of other
-paths the call has, and where the path's rows lie in the cache. Kinds differ in what is held fixed,
-so their counts say what an engine would need for logits that are a function of the path alone.
+A way is random within its kind: the number of the path's rows in a call, the number of rows of
+other paths in the call, and the places of the path's rows in the cache. Kinds differ in what is
+fixed. Their counts show what must be fixed for logits that depend only on the path.
 """
 
 import argparse
@@ -23,21 +23,21 @@ from scripts.path_ways import PathCall, WayCount
 
 NUM_TOKENS, NUM_WAYS = 60, 20
 FIXED_ROWS = 32
-_MOST_NEIGHBOURS = 12  # in a call of any number of rows
-_MOST_KEPT = (
-    30  # rows of other paths: with the path and a call of FIXED_ROWS below 128, one capacity
-)
+_MOST_NEIGHBOURS = 12  # maximum rows of other paths in a call
+# Maximum kept rows of other paths. With the path and a call of FIXED_ROWS they are below 128 rows,
+# so that the capacity does not change.
+_MOST_KEPT = 30
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of ways, by what all of them hold fixed.
+    """A kind of ways, defined by what is the same in all of them.
 
     Attributes:
         has_fixed_rows: every call has ``FIXED_ROWS`` rows and as many logit rows.
-        has_fixed_places: the path's row of position p is row p of the cache; else rows of other
-            paths are between them.
-        is_repetition: all ways are the plain one.
+        has_fixed_places: the path's row of position p is row p of the cache; otherwise rows of
+            other paths are between the path's rows.
+        is_repetition: all ways are the plain way.
     """
 
     name: str
@@ -60,7 +60,7 @@ def count_by_kind(
     """Return for every kind how many ways and numbers differ from the plain way of the kind."""
     rng = np.random.default_rng(seed)
     token_ids = rng.integers(0, model.spec.vocab_size, num_tokens)
-    found = {}
+    counts = {}
     for kind in KINDS:
         wanted = outputs_of(model, token_ids, kind, rng, is_plain=True)
         count = WayCount()
@@ -68,8 +68,8 @@ def count_by_kind(
             outputs = outputs_of(model, token_ids, kind, rng, is_plain=kind.is_repetition)
             others = int(np.count_nonzero(outputs != wanted))
             count += WayCount(1, int(others > 0), wanted.size, others)
-        found[kind.name] = count
-    return found
+        counts[kind.name] = count
+    return counts
 
 
 def outputs_of(
@@ -80,20 +80,21 @@ def outputs_of(
     *,
     is_plain: bool,
 ) -> NDArray[np.float64]:
-    """Return the numbers of the head after every token of the path, (n, V or 2K + 1).
+    """Return the head's numbers after every token of the path, (n, V or 2K + 1).
 
-    The plain way has the path's rows at their places, as many a call as its rows allow.
+    In the plain way, the path's rows are at fixed places, and each call has as many of them as
+    possible.
     """
     model.keep(np.arange(0))
     places = np.arange(0)
-    found: list[NDArray[np.float64]] = []
+    outputs: list[NDArray[np.float64]] = []
     while (num_done := len(places)) < len(token_ids):
         num_left = len(token_ids) - num_done
-        most = FIXED_ROWS if kind.has_fixed_rows else num_left
+        max_rows = FIXED_ROWS if kind.has_fixed_rows else num_left
         if is_plain:
-            chunk, num_rows = min(num_left, most), most
+            chunk, num_rows = min(num_left, max_rows), max_rows
         else:
-            chunk = int(rng.integers(1, min(num_left, rng.choice([1, 2, 8, most])) + 1))
+            chunk = int(rng.integers(1, min(num_left, rng.choice([1, 2, 8, max_rows])) + 1))
             free = chunk + int(rng.integers(0, _MOST_NEIGHBOURS + 1))
             num_rows = FIXED_ROWS if kind.has_fixed_rows else free
         is_in_order = is_plain or kind.has_fixed_places
@@ -108,9 +109,9 @@ def outputs_of(
         others = np.arange(num_rows if kind.has_fixed_rows else 0)
         logit_rows = np.concatenate([path, np.setdiff1d(others, path)])
         forward = Forward(call.token_ids, call.positions, call.mask, logit_rows)
-        found.append(_numbers(model.forward(forward).logits)[:chunk])
+        outputs.append(_numbers(model.forward(forward).logits)[:chunk])
         places = _keep(model, places, path, num_rows, None if is_in_order else rng)
-    return np.concatenate(found)
+    return np.concatenate(outputs)
 
 
 def _keep(
@@ -120,9 +121,9 @@ def _keep(
     num_rows: int,
     rng: np.random.Generator | None,
 ) -> NDArray[np.int64]:
-    """Drop rows of the last call that are not the path's, all or some; return the path's places.
+    """Drop all or some rows of other paths in the last call; return the path's places.
 
-    rng: draws those that stay; None drops all.
+    rng: draws the rows that stay; None: all are dropped.
     """
     first = model.num_rows - num_rows
     stays = np.zeros(num_rows, np.bool_)
@@ -136,7 +137,7 @@ def _keep(
 
 
 def _numbers(logits: Logits) -> NDArray[np.float64]:
-    """Return what the head says of each row as one array."""
+    """Return all outputs of the head for each row as one array."""
     if logits.whole is not None:
         return logits.whole.astype(np.float64)
     return np.concatenate([*logits.most_probable(0), logits.log_normalizers], axis=1)
@@ -151,8 +152,8 @@ def main() -> None:
     options = parser.parse_args()
     with load_causal_lm(open_bundle(options.bundle), "target", provider=options.provider) as model:
         counts = count_by_kind(model)
-    found = {name: dataclasses.asdict(count) for name, count in counts.items()}
-    text = json.dumps({"provider": options.provider, "counts": found}, indent=1)
+    by_kind = {name: dataclasses.asdict(count) for name, count in counts.items()}
+    text = json.dumps({"provider": options.provider, "counts": by_kind}, indent=1)
     print(text)
     options.json.write_text(text + "\n", encoding="utf-8")
 

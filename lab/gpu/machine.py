@@ -22,7 +22,7 @@ _FIELDS = ("name", "driver_version", "memory.total", "compute_cap")
 
 
 def describe_machine(provider: str) -> dict[str, Any]:
-    """Return Python, the GPUs that nvidia-smi or Vulkan lists, and versions by package."""
+    """Return the system, the GPUs that nvidia-smi or Vulkan lists, and versions by package."""
     versions = {"python": platform.python_version()}
     for name in PACKAGES:
         try:
@@ -44,7 +44,7 @@ def _gpus() -> list[dict[str, str]]:
 
 
 def _vulkan_gpus() -> list[dict[str, str]]:
-    """Return the names and drivers of Vulkan's devices; none without its loader, as on macOS."""
+    """Return names and drivers of Vulkan's devices, [] without its loader (as on macOS)."""
     try:
         vulkan = ctypes.CDLL("vulkan-1.dll" if sys.platform == "win32" else "libvulkan.so.1")
     except OSError:
@@ -56,14 +56,14 @@ def _vulkan_gpus() -> list[dict[str, str]]:
     vulkan.vkEnumeratePhysicalDevices(instance, ctypes.byref(number), None)
     devices = (ctypes.c_void_p * number.value)()
     vulkan.vkEnumeratePhysicalDevices(instance, ctypes.byref(number), devices)
-    found = []
+    gpus = []
     for device in devices:
         properties = ctypes.create_string_buffer(2048)  # longer than VkPhysicalDeviceProperties
         vulkan.vkGetPhysicalDeviceProperties(ctypes.c_void_p(device), properties)
         api, driver, _, _, _, name = struct.unpack_from("<5I256s", properties)
         version = f"driver {driver:#x}, Vulkan {api >> 22}.{api >> 12 & 1023}"
-        found.append({"name": name.partition(b"\0")[0].decode(), "driver_version": version})
-    return found
+        gpus.append({"name": name.partition(b"\0")[0].decode(), "driver_version": version})
+    return gpus
 
 
 def main() -> None:
@@ -72,8 +72,8 @@ def main() -> None:
     parser.add_argument("--provider", required=True)
     parser.add_argument("--json", type=Path, required=True)
     options = parser.parse_args()
-    found = json.dumps(describe_machine(options.provider), indent=1)
-    options.json.write_text(found + "\n", encoding="utf-8")
+    text = json.dumps(describe_machine(options.provider), indent=1)
+    options.json.write_text(text + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

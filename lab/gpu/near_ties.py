@@ -1,8 +1,8 @@
-"""Near-ties: the gap between two candidates' scores where runs of one seed differ.
+"""Near-ties: the gap between two candidates' scores at which runs with the same seed differ.
 
-Beam sampling takes, layer by layer, the candidates of largest log-weight + Gumbel number
-(dsbd_ort/decoding/sample_rule.py). The Gumbel numbers come from the seed, so two engines
-whose distributions are nearly the same differ only where two scores are nearly the same.
+In each layer, beam sampling selects the candidates with the largest log-weight + Gumbel number
+(dsbd_ort/decoding/sample_rule.py). The Gumbel numbers depend only on the seed. So two engines with
+nearly equal distributions differ only if two scores are nearly equal.
 """
 
 from collections.abc import Sequence
@@ -28,9 +28,9 @@ class Trace:
     """Beam sampling on the reference engine.
 
     Attributes:
-        layers: by layer, the beams: their new tokens so far.
+        layers: for each layer, the beams as their new tokens so far.
         best: new tokens of the best beam.
-        scores: of the final beams, by their tokens; beams are ranked by them.
+        scores: scores by which the final beams are ranked, by the beams' tokens.
     """
 
     layers: list[set[Tokens]]
@@ -66,11 +66,11 @@ def gap_of(
     trace: Trace,
     other: Tokens,
 ) -> float:
-    """Return how far ``other``, another engine's best beam, was from being the trace's.
+    """Return the gap by which ``other``, another engine's best beam, is not the trace's best beam.
 
-    In the first layer whose beams do not hold ``other`` so far: the lowest score of a beam less
-    the score of that candidate; infinite where the candidate is beyond top-k. If all layers
-    hold it: the difference of the two final ranks.
+    In the first layer whose beams do not include ``other``: the lowest score of a beam minus the
+    score of that candidate; infinite if the candidate is beyond top-k. If all layers include it:
+    the difference of the two final scores.
     """
     for depth, beams in enumerate(trace.layers, start=1):
         if other[:depth] not in beams:
@@ -89,8 +89,8 @@ def _score(
     ]
     log_weight, key = 0.0, root_key(int(np.random.default_rng(seed).integers(2**63)))
     for distribution, token in zip(distributions, path, strict=True):
-        found = np.flatnonzero(distribution.tokens == token)
-        log_weight += float(distribution.log_probs[found[0]]) if len(found) else -np.inf
+        places = np.flatnonzero(distribution.tokens == token)
+        log_weight += float(distribution.log_probs[places[0]]) if len(places) else -np.inf
         key = child_key(key, token)
     noise = gumbel_noise(np.array([key], np.uint64), len(path) - 1)
     return log_weight + float(noise[0])
@@ -121,7 +121,7 @@ def distributions_along(
 def total_variation(distribution: TokenDistribution, other: TokenDistribution) -> float:
     """Return half the sum of absolute differences of the raw distributions.
 
-    Tokens that a distribution lacks (beyond those of a top-k head) count as one outcome.
+    All tokens beyond a top-k head's are treated as one outcome.
     """
     probs, other_probs = (
         dict[int, float](
@@ -136,7 +136,7 @@ def total_variation(distribution: TokenDistribution, other: TokenDistribution) -
 
 
 def raw_warp(model: CausalLM) -> Warp:
-    """Return the warp that changes nothing, over as many tokens as the model returns."""
+    """Return a warp that changes nothing, for as many tokens as the model returns."""
     return Warp(temperature=1.0, top_k=model.spec.head.num_top_logits, top_p=1.0)
 
 

@@ -29,7 +29,7 @@ class Limits:
     """Differences that rounding in a dtype may cause.
 
     Attributes:
-        gap: difference of two scores that counts as a near-tie.
+        gap: largest difference of two scores in a near-tie.
         variation: largest total variation of a next-token distribution.
     """
 
@@ -45,11 +45,12 @@ class Parity:
     """Result of a comparison.
 
     Attributes:
-        num_compared: requests: prompts x widths x (beam-sample and dsbd with fixed width).
-        num_identical: of which the best beams were the same to the last token.
-        num_near_ties: of which they were not, by a gap of at most ``gap_limit``.
-        gaps: of all that were not identical; None for a token beyond the candidates.
-        mean_variation, max_variation: of the target's distributions along the CPU's continuations.
+        num_compared: number of requests: prompts x widths x 2 (beam-sample, dsbd of fixed width).
+        num_identical: number of requests whose best beams are the same to the last token.
+        num_near_ties: number of requests whose best beams differ by a gap of at most ``gap_limit``.
+        gaps: gaps of all differing requests; None for a token beyond the candidates.
+        mean_variation, max_variation: total variation of the target's distributions along the CPU's
+            continuations.
         is_within_limits: whether every difference is a near-tie and all distributions are close.
     """
 
@@ -103,13 +104,13 @@ def _config(
 def _best_beams(
     target: CausalLM, draft: CausalLM, prompt: list[int], config: DecodingConfig, seed: int
 ) -> list[tuple[int, ...]]:
-    """Return the best beam of beam sampling, and of DSBD of the same distribution."""
+    """Return the best beams of beam sampling, and of DSBD with the same distribution."""
     drafting = _config(DSBD, config.num_beams, config.max_new_tokens, target)
-    found = []
+    beams = []
     for each in (config, drafting):
         result = decode(target, draft, prompt, each, np.random.default_rng(seed))
-        found.append(tuple(result.sequences[0].token_ids))
-    return found
+        beams.append(tuple(result.sequences[0].token_ids))
+    return beams
 
 
 def _gaps(
@@ -120,7 +121,7 @@ def _gaps(
     trace: Trace,
     others: Sequence[tuple[int, ...]],
 ) -> list[float]:
-    """Return a gap for each beam that is not the reference's."""
+    """Return a gap for each beam that differs from the reference's."""
     return [
         gap_of(reference, prompt, config, seed, trace, other)
         for other in others
@@ -163,7 +164,7 @@ def _parity(
 
 
 def main() -> None:
-    """Print the result and write it to ``--json``; a bundle beyond the limits is no failure."""
+    """Print the result and write it to ``--json``; exceeding the limits is not a failure."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("bundle", type=Path)
     parser.add_argument("--provider", required=True)
@@ -171,13 +172,13 @@ def main() -> None:
     parser.add_argument("--num-prompts", type=int, default=len(PROMPTS))
     parser.add_argument("--json", type=Path, required=True)
     options = parser.parse_args()
-    found = compare(
+    result = compare(
         open_bundle(options.bundle),
         options.provider,
         PROMPTS[: options.num_prompts],
         options.max_new_tokens,
     )
-    text = json.dumps(dataclasses.asdict(found), indent=1)
+    text = json.dumps(dataclasses.asdict(result), indent=1)
     print(text)
     options.json.write_text(text + "\n", encoding="utf-8")
 
