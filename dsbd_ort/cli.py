@@ -1,4 +1,4 @@
-"""Console scripts: one click command for each, whose options are the fields of its arguments."""
+"""Console scripts: one click command each; its options are the fields of its arguments class."""
 
 import sys
 

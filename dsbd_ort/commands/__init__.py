@@ -1,1 +1,1 @@
-"""One module per command: the only place where algorithm, runtime and export meet."""
+"""One module per command. Only here are algorithm, runtime and export imported together."""

@@ -67,7 +67,7 @@ _NO_KEYS = ("strategy", "constraint", *IN_PYTHON_ALONE)
 
 @dataclass(frozen=True, kw_only=True)
 class BenchArguments:
-    """The arguments of dsbd-bench. ``common`` are options of runs that do not set their own."""
+    """The arguments of dsbd-bench. ``common``: options of runs that do not set these themselves."""
 
     strategies: tuple[str, ...] = option(
         default="",
@@ -89,7 +89,7 @@ class BenchArguments:
         CommonSettings,
         section="Options of runs that do not set their own",
         num_beams=option(
-            type=OptionText("draft_beams"),  # several, too
+            type=OptionText("draft_beams"),  # accepts several numbers too
             default="2,4",
             show_default=True,
             callback=lambda _context, _parameter, value: (
@@ -97,37 +97,39 @@ class BenchArguments:
             ),
             help="All widths.",
         ),
-        draft_length="Of strategies that draft.",
-        draft_beams=option(type=OptionText("draft_beams"), help="Of strategies that draft a tree."),
-        top_k=option(type=COUNT_OR_NONE, help="Of strategies that sample."),
+        draft_length="For strategies that draft.",
+        draft_beams=option(
+            type=OptionText("draft_beams"), help="For strategies that draft a tree."
+        ),
+        top_k=option(type=COUNT_OR_NONE, help="For strategies that sample."),
         max_new_tokens="Longest continuation.",
     )
     prompts: Path | None = option(
-        type=PATH, help="One a line, or *.jsonl [8 of code].", section=_MEASURED
+        type=PATH, help="File, one prompt per line, or *.jsonl [8 of code].", section=_MEASURED
     )
     repetitions: int = option(
-        type=COUNT, default=5, show_default=True, help="Of every prompt.", section=_MEASURED
+        type=COUNT, default=5, show_default=True, help="Runs of every prompt.", section=_MEASURED
     )
     seed: int = option(
         type=click.IntRange(0, 2**128 - 1),
         default=0,
         show_default=True,
-        help="Of the first prompt; those of the others count up from it.",
+        help="Seed of the first prompt; each further prompt adds 1.",
         section=_MEASURED,
     )
-    # All runs continue one prompt in turn: with a prefix cache only the first would compute it, and
-    # with a pool of texts the next would know what it says.
+    # All runs continue one prompt in turn. With a prefix cache only the first run would compute it;
+    # with a pool of texts the later runs could draft from the first one's answer.
     pipeline: PipelineSettings = pipeline_settings(
         verify=False, prefix_cache=False, generation_config=False, ngram_pool=0
     )
     check_invariance: bool = flag(
-        help="Measure nothing: count the requests whose tokens or log-probabilities depend on how "
-        "they are computed. An error if the bundle claims to be bit-exact.",
+        help="Instead of measuring, count the requests whose tokens or log-probabilities depend on "
+        "how they are computed. An error if the bundle claims to be bit-exact.",
         section=_MEASURED,
     )
     advise: bool = flag(
-        help="Measure what the calls of both engines take here and what each strategy gains by the "
-        "draft, and say what would help.",
+        help="Measure how long calls of both engines take here and how much each strategy gains "
+        "from the draft, and suggest improvements.",
         section=_MEASURED,
     )
     json_file: Path | None = option(
@@ -176,7 +178,7 @@ def run(arguments: BenchArguments) -> None:
 
 
 def count_differing(arguments: BenchArguments, prompts: list[str]) -> None:
-    """Print how many requests differ; raise BenchmarkError if some do in a bit-exact bundle."""
+    """Print how many requests differ; raise BenchmarkError if any differ in a bit-exact bundle."""
     settings = arguments.pipeline
     pairs = check_invariance(
         settings,
@@ -185,12 +187,12 @@ def count_differing(arguments: BenchArguments, prompts: list[str]) -> None:
         repetitions=arguments.repetitions,
         seed=arguments.seed,
     )
-    found = list(track(pairs, "comparing", total=None, console=Console(stderr=True)))
+    counts = list(track(pairs, "comparing", total=None, console=Console(stderr=True)))
     entries = list(open_bundle(settings.bundle).manifest.entry_by_role.values())
     claims = {str(entry.bit_exact or "no") for entry in entries}
     title = f"{settings.bundle.name}, {precision_name(entries[0])}, bit-exact: {', '.join(claims)}"
-    _stdout().print(invariance_table(found, title))
-    num_differing = sum(pair.num_other_logprobs for pair in found)
+    _stdout().print(invariance_table(counts, title))
+    num_differing = sum(pair.num_other_logprobs for pair in counts)
     if num_differing and entries[0].bit_exact:
         raise BenchmarkError(
             f"{num_differing} requests differ, but {settings.bundle} says bit_exact "
@@ -214,7 +216,7 @@ def check_alone(arguments: BenchArguments) -> None:
 
 
 def give_advice(arguments: BenchArguments, prompts: list[str]) -> None:
-    """Print what the draft gains on this machine, and what would help."""
+    """Print how much the draft gains on this machine, and suggestions."""
     stderr = Console(stderr=True)
     with arguments.pipeline.open() as pipeline, Progress(console=stderr) as progress:
         task = progress.add_task("measuring", total=NUM_STEPS)
@@ -234,7 +236,7 @@ def _stdout() -> Console:
 
 
 def _plotter(file: Path | None) -> Callable[[Sequence[RunSummary], str], None] | None:
-    """Return a function that writes the plots to ``file``, checked before hours of measuring."""
+    """Return a function that writes plots to ``file``; errors are raised now, not after hours."""
     if file is None:
         return None
     with packages_of("--plot", "bench"):
@@ -258,7 +260,7 @@ def run_from_text(text: str, common: CommonSettings) -> BenchRun:
     """Return the run of a text such as "dsbd num_beams=4 width_policy=fixed name=fast".
 
     Keys are the fields of DecodingConfig, ``name`` (of the run) and ``baseline`` (the name of the
-    run to compare with, or none). Options that the text does not set are those of ``common``.
+    run to compare with, or none). Options that the text does not set are taken from ``common``.
     """
     try:
         strategy, *words = shlex.split(text)
@@ -267,7 +269,7 @@ def run_from_text(text: str, common: CommonSettings) -> BenchRun:
             f"--run {text!r} names no strategy; write one such as 'dsbd num_beams=4'"
         ) from error
     options: dict[str, Any] = {"strategy": strategy, **common.options_of(strategy)}
-    own: dict[str, str] = {}
+    settings: dict[str, str] = {}
     keys = [*_OWN_KEYS, *(name for name in OPTION_TABLE if name not in _NO_KEYS)]
     for word in words:
         key, is_pair, value = word.partition("=")
@@ -277,10 +279,12 @@ def run_from_text(text: str, common: CommonSettings) -> BenchRun:
                 f"{', '.join(keys)}"
             )
         if key in _OWN_KEYS:
-            own[key] = value
+            settings[key] = value
         else:
             options[key] = _option_value(key, value)
-    return BenchRun(options=options, given_name=own.get("name"), baseline=own.get("baseline"))
+    return BenchRun(
+        options=options, given_name=settings.get("name"), baseline=settings.get("baseline")
+    )
 
 
 def _option_value(key: str, value: str) -> Any:

@@ -1,4 +1,4 @@
-"""Tables of dsbd-bench: speed and quality of every run, and where its time is spent."""
+"""Tables of dsbd-bench: speed and quality of every run, and how its time is spent."""
 
 from collections.abc import Callable, Sequence
 
@@ -66,7 +66,7 @@ WORK_COLUMNS: dict[str, Cell] = {
 
 
 def bench_table(runs: Sequence[RunSummary], title: str, columns: dict[str, Cell]) -> Table:
-    """Return one row per run: its name and a cell per column."""
+    """Return a table with one row per run: its name and a cell per column."""
     table = Table(title=title)
     table.add_column("run", no_wrap=True)
     for column in columns:
@@ -77,7 +77,7 @@ def bench_table(runs: Sequence[RunSummary], title: str, columns: dict[str, Cell]
 
 
 def verdict_line(runs: Sequence[RunSummary]) -> str:
-    """Return which of the runs with a draft pay here: "pays: mine 1.52; not drafted: dsbd"."""
+    """Return the verdicts on runs with a draft, such as "pays: mine 1.52; not drafted: dsbd"."""
     names: dict[Verdict, list[str]] = {verdict: [] for verdict in Verdict}
     for run in runs:
         if run.comparison is not None and (verdict := run.verdict) is not None:
@@ -88,7 +88,7 @@ def verdict_line(runs: Sequence[RunSummary]) -> str:
 
 
 def cost_table(advice: Advice, title: str) -> Table:
-    """Return the milliseconds of the calls of both engines, by their rows."""
+    """Return a table of the milliseconds of a call of each engine, by the call's rows."""
     table = Table(title=title)
     for column in ("rows of a call", "target, ms", "draft, ms"):
         table.add_column(column, justify="right")
@@ -101,7 +101,7 @@ def cost_table(advice: Advice, title: str) -> Table:
 
 
 def gain_table(advice: Advice) -> Table:
-    """Return one row per strategy: its speed-up by the draft, expected and measured."""
+    """Return a table with one row per strategy: its expected and measured speed-up by the draft."""
     table = Table(title="speed-up by the draft, without prompts")
     table.add_column("strategy", no_wrap=True)
     for column in ("beams", "tokens/iteration", "expected", "measured"):
@@ -113,7 +113,7 @@ def gain_table(advice: Advice) -> Table:
 
 
 def invariance_table(pairs: Sequence[PairCount], title: str) -> Table:
-    """Return one row per pair of settings: its requests, and how many of them differ."""
+    """Return a table with one row per pair of settings: how many requests, how many differ."""
     table = Table(title=title)
     table.add_column("settings", no_wrap=True)
     for column in ("requests", "other tokens", "other log-probabilities"):

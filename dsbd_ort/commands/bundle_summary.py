@@ -112,7 +112,7 @@ def _provider_summary(provider: Provider, bundle: Bundle) -> Summary:
 
 
 def _problems(provider: Provider, bundle: Bundle) -> Iterator[str]:
-    """Yield every reason why the provider cannot run the bundle here, each with its fix."""
+    """Yield the reasons why the provider cannot run the bundle here, each with its fix."""
     try:
         check_available(Placement(provider, 0))
     except ProviderError as error:
@@ -133,7 +133,7 @@ def _problems(provider: Provider, bundle: Bundle) -> Iterator[str]:
 
 
 def _machine_here(flavour: Flavour) -> TrtMachine:
-    """Return the TensorRT version and first GPU of this machine, as far as they are known."""
+    """Return TensorRT's version and the compute capability of the first GPU; None if unknown."""
     try:
         version = str(import_trt(flavour).__version__)
     except ProviderError:

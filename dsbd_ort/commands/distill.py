@@ -1,4 +1,4 @@
-"""dsbd-distill: a draft for a target, trained on texts and on what the target makes of them."""
+"""dsbd-distill: trains a draft for a target, on texts and on the target's continuations."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _TRAINING = "Training"  # section of the help
 
 @dataclass(frozen=True, kw_only=True)
 class DistillArguments:
-    """The arguments of dsbd-distill; all but ``measures_speed`` are fields of DistillConfig."""
+    """The arguments of dsbd-distill; all except ``measures_speed`` are fields of DistillConfig."""
 
     draft: dict[str, Any] = group(
         dict,
@@ -47,11 +47,11 @@ class DistillArguments:
         kind="model: a small model of its own; feature: one transformer layer that reads hidden "
         "states of the target (EAGLE-3).",
         params=option(
-            metavar="30M", help="Most parameters of the draft [a tenth of the target's]."
+            metavar="30M", help="Maximum parameters of the draft [a tenth of the target's]."
         ),
         target_layers="Instead of --params: begin with this many transformer layers of the target, "
-        "which sets the width too. The draft of an encoder-decoder is always made so, of its "
-        "decoder's layers [1]; that of a language model that reads sound by default [2].",
+        "which sets the width too. Always used for an encoder-decoder, with layers of its decoder "
+        "[1], and by default for a language model that reads sound [2].",
         layers_of=option(
             "--from",
             metavar="DRAFT",
@@ -60,8 +60,8 @@ class DistillArguments:
         ),
         draft_vocab=option(
             metavar="8192",
-            help="How many tokens the draft learns to propose, the most frequent: with a large "
-            "vocabulary most of a step, and of a call, is the head [all].",
+            help="Propose only so many of the most frequent tokens. With a large vocabulary the "
+            "head takes most of the time of a training step and of a call [all].",
         ),
         revision="Branch, tag or commit on the hub.",
         trust_remote_code="Run the Python code of a checkpoint.",
@@ -82,14 +82,14 @@ class DistillArguments:
             metavar="PATTERN",
             help="Leave out files of these names ('*/vendor/*'). May be repeated.",
         ),
-        learn_answers="Learn the answers that are in chats as well, as texts.",
+        learn_answers="Also learn, as texts, the answers that the chats contain.",
         language=option(
             metavar="CODE",
-            help="Of a speech model: the language of all audio, such as de [detected].",
+            help="For a speech model: the language of all audio, such as de [detected].",
         ),
         task=option(
             type=click.Choice(TASKS),
-            help="Of a speech model: what the draft learns to write [transcribe].",
+            help="For a speech model: what the draft learns to write [transcribe].",
         ),
     )
     training: dict[str, Any] = group(
@@ -98,15 +98,15 @@ class DistillArguments:
         section=_TRAINING,
         coverage=option(
             metavar="BEAMS",
-            help="Learn to propose each of the target's BEAMS best tokens, for beams of that "
-            "width.",
+            help="Learn to propose each of the target's BEAMS best tokens, for searches with that "
+            "many beams.",
         ),
         minutes=option(
             type=FiniteRange(0, _MOST_MINUTES, min_open=True),
-            help="Time to train in all, runs that were stopped and resumed included.",
+            help="Total training time, including runs that were stopped and resumed.",
         ),
-        steps="Optimizer steps instead of minutes: the same draft on a slower machine.",
-        seed=option(type=COUNT_OR_NONE, help="Of everything that is drawn."),
+        steps="Optimizer steps instead of minutes, for the same draft on a slower machine.",
+        seed=option(type=COUNT_OR_NONE, help="Seed of all random numbers."),
         num_threads=option(
             "--threads", help="Threads that compute; leave cores free for other work [all]."
         ),
@@ -119,7 +119,7 @@ class DistillArguments:
 
 
 def run(arguments: DistillArguments) -> None:
-    """Train the draft and print what was measured of it."""
+    """Train the draft and print its measurements."""
     with export_packages():
         from dsbd_distill.draft_run import distill
     config = DistillConfig(**arguments.draft, **arguments.texts, **arguments.training)
@@ -150,7 +150,7 @@ def measure_speed(trained: TrainedDraft) -> tuple[list[ExpectedSpeed], str]:
 
 
 def print_record(folder: Path, record: DraftRecord) -> None:
-    """Print on stdout what was measured of a draft."""
+    """Print the measurements of a draft on stdout."""
     console = Console()
     table = Table(title=str(folder))
     table.add_column()
@@ -172,7 +172,7 @@ def print_record(folder: Path, record: DraftRecord) -> None:
 
 
 def record_rows(record: DraftRecord) -> dict[str, str]:
-    """Return what was measured of a draft, in words."""
+    """Return the measurements of a draft as texts, by their names in the table."""
     share = record.num_parameters / record.num_target_parameters
     top_p = "" if record.top_p == 1.0 else f", top-p {record.top_p:g}"
     held_out = "sources" if record.are_sources else "chats" if record.are_chats else "texts"

@@ -1,8 +1,8 @@
-"""``dsbd-export --draft-quantize auto``: the draft in int8 and in int4; the faster pair is kept.
+"""``dsbd-export --draft-quantize auto``: tries the draft in int8 and int4, keeps the better one.
 
-A call in int4 reads half of the bytes, but on some processors its products of several rows take
-longer than in int8, and the draft agrees less often. So both are measured: the draft is exported
-twice, the target once.
+A call in int4 reads half of the bytes. But on some processors its matrix products of several rows
+take longer than in int8, and an int4 draft agrees with the target less often. So both are measured:
+the draft is exported twice, the target once.
 """
 
 import os
@@ -28,7 +28,7 @@ FIRST, SECOND = "int8", "int4"
 
 @dataclass(frozen=True)
 class Tried:
-    """A draft in one precision: milliseconds of a call of one row, agreement, greedy speed-up."""
+    """A draft in one precision: milliseconds of a one-row call, agreement, greedy speed-up."""
 
     quantize: str
     milliseconds: float
@@ -50,16 +50,16 @@ def check_auto(options: dict[str, Any]) -> None:
 def keep_best_draft(
     bundle: Path, options: dict[str, Any], export_draft: Callable[[Path, dict[str, Any]], None]
 ) -> list[Tried]:
-    """Try the draft of a bundle, which is in ``FIRST``, in ``SECOND`` too; keep the better one.
+    """Measure the bundle's draft, which is in ``FIRST``, and one in ``SECOND``; keep the better.
 
-    export_draft: exports a draft by such options into a bundle.
+    export_draft: exports a draft into a bundle, with such options.
     """
     other = bundle.with_name(f"{bundle.name}.{SECOND}")
     if other.exists():
         raise click.UsageError(f"{other} is in the way of --draft-quantize auto; remove it")
     try:
         shutil.copytree(bundle, other, copy_function=lambda *names: link(*map(Path, names)))
-        left_out = ("quantize", "calibration_texts")  # of the target, and of int8
+        left_out = ("quantize", "calibration_texts")  # for the target, for int8
         given = {name: value for name, value in options.items() if name not in left_out}
         export_draft(other, given | {"draft_quantize": SECOND})
         first, target = _tried(bundle, FIRST)
@@ -73,7 +73,7 @@ def keep_best_draft(
 
 
 def _tried(folder: Path, quantize: str, target: CostCurve | None = None) -> tuple[Tried, CostCurve]:
-    """Judge a draft; with the calls of the target as they were measured, if they were."""
+    """Measure a draft; ``target``: the target's costs if they were measured before."""
     with Pipeline.from_bundle(folder) as pipeline:
         costs = measured_costs(pipeline)
         costs = EngineCosts(target or costs.target, costs.draft)
@@ -82,7 +82,7 @@ def _tried(folder: Path, quantize: str, target: CostCurve | None = None) -> tupl
 
 
 def print_tried(tried: list[Tried]) -> None:
-    """Print on stdout what was measured, and which draft was kept."""
+    """Print the measurements on stdout, and which draft was kept."""
     best = max(tried, key=lambda each: each.gain)
     table = Table(title="draft by --draft-quantize, greedy, on this machine")
     for column in ("quantize", "ms of a call", "agreement", "expected speed-up", ""):

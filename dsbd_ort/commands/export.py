@@ -1,4 +1,4 @@
-"""dsbd-export: checkpoints to a bundle; a draft or TensorRT engines for one that exists."""
+"""dsbd-export: checkpoints to a bundle; a draft or TensorRT engines for an existing bundle."""
 
 import contextlib
 import shlex
@@ -37,7 +37,7 @@ ENGINE_OPTIONS = ("bundle", "engine", "compute_capability", "capacity")
 NOT_OF_DRAFT = ("target", "adapter", "output", "demo", "features")
 """Options that may not accompany --bundle with --draft."""
 ACCEPTING_OPTIONS = ("bundle", "accept_parity", "output")
-"""Options that --accept-parity needs; it takes no others."""
+"""Options that --accept-parity needs; no others may accompany it."""
 CAPTION = (
     "A family that is not listed is tried in the same way; every export is compared with its "
     "checkpoint and refused if they disagree. Measured errors: docs/export.md"
@@ -61,13 +61,13 @@ class ExportArguments:
         draft_adapter="Adapter that is merged into the draft.",
         draft_vocab=option(
             metavar="32768",
-            help="How many tokens the draft may propose; with a large vocabulary most of its time "
-            "is spent on its head [all].",
+            help="How many different tokens the draft may propose; with a large vocabulary its "
+            "head takes most of its time [all].",
         ),
         draft_texts=option(
             metavar="TEXTS",
             help="File, folder or pattern of texts: the draft proposes their most frequent tokens "
-            "[the tokens of the lowest ids]. May be repeated.",
+            "[the tokens with the lowest ids]. May be repeated.",
         ),
         output=option("-o", "--output", help="Folder of the bundle."),
         revision="Branch, tag or commit on the hub.",
@@ -88,25 +88,25 @@ class ExportArguments:
         record=ExportConfig,
         section="What the engines compute and return",
         dtype="fp32, fp16 or bf16.",
-        quantize="none, int8 or int4; int8-blocks: int8 weights in blocks, nearer to the "
+        quantize="none, int8 or int4; int8-blocks: int8 weights in blocks, closer to the "
         "checkpoint and slower for several rows.",
-        draft_quantize="The same of the draft alone; auto: both int8 and int4 are tried on this "
-        "machine, and the one that gains more is kept [as --quantize].",
+        draft_quantize="The same for the draft only; auto: int8 and int4 are tried on this "
+        "machine, and the faster pair is kept [as --quantize].",
         calibration_texts=option(
             metavar="TEXTS",
-            help="File, folder or pattern of texts like those of your requests, by which "
-            "int8 chooses the form of each product [a text of ours]. May be repeated.",
+            help="File, folder or pattern of texts like your requests; int8 uses them to choose "
+            "the form of each matrix product [a built-in text]. May be repeated.",
         ),
-        logits="full: engines return all logits of a row; topk:K: the K largest, and keep the "
-        "others; auto: topk:64 with a vocabulary of 16,384 tokens or more, except for a speech "
-        "model, else full.",
+        logits="full: engines return all logits of a row; topk:K: they return the K largest and "
+        "keep the others; auto: topk:64 for a vocabulary of 16,384 tokens or more, except for a "
+        "speech model, else full.",
         features="The target also returns hidden states, for a feature draft that is added later.",
         attention="fused; grouped: query heads that share a key head become rows of one head; "
-        "exact: logits depend on a row's path alone, bit for bit [exact with int8 in fp32, "
+        "exact: logits depend only on a row's path, bit for bit [exact with int8 in fp32, "
         "if the model has that form; else fused].",
-        form="portable; cuda: fewer kernels on a GPU, by operators of ONNX Runtime; webgpu: for "
-        "its WebGPU plug-in. With both int8 is int8-blocks.",
-        text_only="Export the text part alone of a model that reads sound or pictures in prompts: "
+        form="portable; cuda: fewer kernels on a GPU, with operators of ONNX Runtime; webgpu: for "
+        "its WebGPU plug-in. With cuda and webgpu, int8 means int8-blocks.",
+        text_only="Export only the text part of a model that reads sound or pictures in prompts, "
         "for fp16, GPUs and TensorRT.",
         max_context="Cap the context length of the bundle.",
         max_source="Cap the sources of an encoder-decoder likewise.",
@@ -117,7 +117,7 @@ class ExportArguments:
         section="TensorRT",
         engine="onnx; tensorrt or tensorrt-rtx: TensorRT engines in addition to the ONNX files.",
         compute_capability=option(
-            metavar="12.0", help="GPU that a tensorrt-rtx engine is for [the one of this machine]."
+            metavar="12.0", help="GPU that a tensorrt-rtx engine is for [this machine's]."
         ),
         capacity="Cache rows of TensorRT engines [the context, at most 4096].",
     )
@@ -132,7 +132,7 @@ class ExportArguments:
         type=TOLERANCE,
         metavar="LIMIT",
         help="With --bundle OUTPUT.refused -o OUTPUT: finish an export that was refused for errors "
-        "up to this limit. The bundle says so from then on.",
+        "up to this limit. The bundle records this.",
         section=_PARITY,
     )
 
@@ -179,9 +179,9 @@ def run(arguments: ExportArguments, given: dict[str, str]) -> None:
 
 
 def export(arguments: ExportArguments, options: dict[str, Any]) -> Path:
-    """Export a target, with or without a draft, print the files of the bundle, return its folder.
+    """Export a target, with or without a draft; print the bundle's files, return its folder.
 
-    options: those of the arguments, the precision of the draft chosen.
+    options: the options of the arguments, with the draft's precision instead of "auto".
     """
     if arguments.demo == bool(options["target"] or options["draft"]):
         raise click.UsageError("give either --demo or --target, with or without --draft")
@@ -239,13 +239,13 @@ def accept(arguments: ExportArguments, limit: float, given: dict[str, str]) -> N
 
 @contextlib.contextmanager
 def export_packages() -> Iterator[None]:
-    """Import packages of the export, which import torch, as no other command may."""
+    """Allow imports of the export's packages, which import torch, in the block."""
     with packages_of("the export", "export"), silenced_libraries():
         yield
 
 
 def build_engines(bundle: Path, options: dict[str, Any]) -> None:
-    """Build TensorRT engines for a bundle, print its files; ``options`` are of TensorrtOptions."""
+    """Build TensorRT engines for a bundle, print its files; ``options``: for TensorrtOptions."""
     with packages_of("building engines", "tensorrt", "tensorrt-rtx"):
         from dsbd_export.tensorrt.tensorrt_build import add_engines
     with working() as report:
@@ -265,15 +265,15 @@ def print_bundle(folder: Path, manifest: Manifest) -> None:
     for column in ("model", "max abs logit error", "mean KL", "top-1", "limit"):
         parity.add_column(column, justify="left" if column == "model" else "right")
     for role, model in manifest.entry_by_role.items():
-        found = model.parity
-        measure = {"max_abs_error": "error", "mean_kl": "KL"}[found.measure]
-        accepted = "" if found.accepted is None else f", accepted {found.accepted:.1e}"
+        measured = model.parity
+        measure = {"max_abs_error": "error", "mean_kl": "KL"}[measured.measure]
+        accepted = "" if measured.accepted is None else f", accepted {measured.accepted:.1e}"
         parity.add_row(
             role,
-            f"{found.max_abs_error:.1e}",
-            f"{found.mean_kl:.1e}",
-            f"{found.top1_agreement:.1%}",
-            f"{measure} {found.limit:.0e}{accepted}",
+            f"{measured.max_abs_error:.1e}",
+            f"{measured.mean_kl:.1e}",
+            f"{measured.top1_agreement:.1%}",
+            f"{measure} {measured.limit:.0e}{accepted}",
         )
     console = Console()
     console.print(files)
@@ -281,7 +281,7 @@ def print_bundle(folder: Path, manifest: Manifest) -> None:
 
 
 def print_no_draft(folder: Path) -> None:
-    """Print on stderr how a draft is added to a bundle without one."""
+    """Print on stderr how to add a draft to a bundle without a draft."""
     command = shlex.join(["dsbd-export", "--bundle", str(folder), "--draft", "DRAFT"])
     Console(stderr=True).print(
         f"no draft: requests draft by n-grams; add a draft with: {command}",

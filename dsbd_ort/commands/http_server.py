@@ -1,4 +1,4 @@
-"""The server of dsbd-serve, from its arguments; needs the packages of the extra ``serve``."""
+"""Starts the server of dsbd-serve; needs the packages of the extra ``serve``."""
 
 import ipaddress
 import logging
@@ -21,7 +21,7 @@ def serve(arguments: ServeArguments) -> None:
         level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s"
     )
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
-    logging.getLogger("python_multipart").setLevel(logging.ERROR)  # a warning a malformed body
+    logging.getLogger("python_multipart").setLevel(logging.ERROR)  # it warns of malformed bodies
     settings = _settings(arguments)
     listener = listening_socket(
         arguments.host, arguments.port, stuck_after_s=arguments.stuck_timeout_s
@@ -49,7 +49,7 @@ def serve(arguments: ServeArguments) -> None:
 
 
 def _settings(arguments: ServeArguments) -> ServingSettings:
-    """Return the settings; warn of a server that others can use without a key."""
+    """Return the settings; warn if other machines can use the server without a key."""
     keys = None if arguments.api_key_file is None else read_api_keys(arguments.api_key_file)
     if keys is None and not is_loopback(arguments.host):
         _log.warning(

@@ -143,7 +143,7 @@ def print_summary(summary: Summary) -> None:
 
 
 def has_driver() -> bool:
-    """Return whether this machine has NVIDIA's driver, without which no GPU provider runs."""
+    """Return whether this machine has NVIDIA's driver, which its providers need."""
     try:
         ctypes.CDLL(_DRIVER)
     except OSError:
@@ -152,7 +152,7 @@ def has_driver() -> bool:
 
 
 def providers_lines(summary: Summary, *, shows_all: bool) -> Iterator[list[str]]:
-    """Yield the lines of every provider; without ``shows_all`` a single one for NVIDIA's."""
+    """Yield the lines of every provider; without ``shows_all`` one line for all of NVIDIA's."""
     unusable, not_tried = [], []
     for provider in summary.providers:
         if provider.name in _OF_NVIDIA and not provider.can_run and not shows_all:

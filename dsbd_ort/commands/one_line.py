@@ -1,4 +1,4 @@
-"""Command whose help is in sections, and whose errors end in one line."""
+"""Base of commands: help in sections, errors as one line."""
 
 import contextlib
 import io
@@ -30,7 +30,7 @@ def packages_of(what: str, *extras: str) -> Iterator[None]:
 
 
 class SectionedOption(click.Option):
-    """Option with the heading of its section in the help; a rare one is shown by --help-all."""
+    """Option with the heading of its help section; only --help-all shows rare options."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class SectionedOption(click.Option):
         return super().make_metavar(ctx).removesuffix(" RANGE")
 
     def get_help_extra(self, ctx: click.Context) -> Any:
-        """Leave out a range whose end only keeps numbers in 32 or 64 bits."""
+        """Leave out a range whose upper end only keeps numbers within 32 or 64 bits."""
         extra = super().get_help_extra(ctx)
         if (getattr(self.type, "max", None) or 0) >= MOST_SECONDS:
             extra.pop("range", None)
@@ -56,11 +56,12 @@ class SectionedOption(click.Option):
 
 
 class OneLineCommand(click.Command):
-    """Exit 0: done. 2: an error the user can fix, as one line on stderr. 1: a bug.
+    """Command with these exit codes: 0: done. 1: a bug. 2: an error that the user can fix.
 
-    130: Ctrl-C. 141: the reader of the output has ended, as of programs that SIGPIPE ends.
+    130: Ctrl-C. 141: the reader of the output has ended (as for programs that SIGPIPE ends).
 
-    ``--debug``, an option of every command, prints the traceback before that line.
+    An error is one line on stderr. ``--debug``, an option of every command, prints the traceback
+    before it.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -112,7 +113,7 @@ class OneLineCommand(click.Command):
         sys.exit(0)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the options under the headings of their sections, those without a section last."""
+        """Write the options under the headings of their sections; those without a section last."""
         records: dict[str, list[tuple[str, str]]] = {}
         for parameter in self.get_params(ctx):
             is_shown = _ALL in ctx.meta or not getattr(parameter, "is_rare", False)
@@ -127,7 +128,7 @@ class OneLineCommand(click.Command):
     def invoke(self, context: click.Context) -> Any:
         try:
             return super().invoke(context)
-        except BrokenPipeError:  # here, as click would exit with 1
+        except BrokenPipeError:  # handled here, because click would exit with 1
             _end_without_reader()
         except Exception:
             if context.meta[__name__]:
@@ -142,7 +143,7 @@ def _say_all_characters() -> None:
             continue
         if stream.isatty():
             stream.reconfigure(errors="replace")
-        else:  # a lone surrogate, of a file name, is escaped
+        else:  # a lone surrogate, as in a file name, is escaped
             stream.reconfigure(encoding="utf-8", errors="backslashreplace")
 
 
@@ -154,7 +155,7 @@ def _show_all(context: click.Context, _: click.Parameter, is_given: bool) -> Non
 
 
 def _end_without_reader() -> NoReturn:
-    """End as SIGPIPE does: the reader of the output, such as head, has ended."""
+    """Exit as after SIGPIPE: the reader of the output, such as head, has ended."""
     _drop_output()
     sys.exit(128 + signal.SIGPIPE)
 

@@ -32,7 +32,7 @@ _MOST_CHOICES_SHOWN = 3
 
 
 class FiniteRange(click.FloatRange):
-    """click's FloatRange without NaN, which passes every comparison there."""
+    """click's FloatRange, but NaN is refused; click accepts it because all comparisons fail."""
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
@@ -44,7 +44,7 @@ class FiniteRange(click.FloatRange):
 
 
 class OptionText(click.ParamType[Any]):
-    """The value of a decoding option, read by the option's row: messages as from Python."""
+    """The value of a decoding option, read by the option's row; messages are those of Python."""
 
     def __init__(self, option: str) -> None:
         self._option = option
@@ -78,12 +78,12 @@ class OptionText(click.ParamType[Any]):
         name = self._option if param is None else param.opts[-1]
         try:
             read = self._domain.read(name, self._parsed(value))
-            return read[0] if isinstance(self._domain, Texts) else read  # the option is repeated
+            return read[0] if isinstance(self._domain, Texts) else read  # one text per occurrence
         except ConfigError as error:
             raise click.UsageError(str(error), ctx) from error
 
     def _parsed(self, text: str) -> Any:
-        """Return the value of a text, or the text itself if it has none: it is then refused."""
+        """Return the value of a text, or the text itself if it is invalid; it is then refused."""
         match self._domain:
             case Whole() | WholeOrName():
                 return _whole(text)
@@ -157,7 +157,7 @@ PATH = click.Path(path_type=Path)
 
 
 class FileText(click.ParamType[Any]):
-    """The content of a file: its text, or what it holds as JSON."""
+    """The content of a file: its text, or the value of its JSON."""
 
     name = "FILE"
 
@@ -178,7 +178,7 @@ class FileText(click.ParamType[Any]):
 
 
 class NamedTrie(click.ParamType[tuple[str, TokenTrie]]):
-    """A trie read from a file, and the name that requests call it by."""
+    """A trie read from a file, and its name in requests."""
 
     name = "NAME=FILE"
 
@@ -194,7 +194,7 @@ class NamedTrie(click.ParamType[tuple[str, TokenTrie]]):
 def tries_by_name(
     context: click.Context, parameter: click.Parameter, values: tuple[tuple[str, TokenTrie], ...]
 ) -> dict[str, TokenTrie]:
-    """Return the tries by their names; refuse two of one name."""
+    """Return the tries by their names; refuse two tries with one name."""
     tries = dict(values)
     if len(tries) < len(values):
         raise click.BadParameter("two tries have one name; rename one", context, parameter)
@@ -234,9 +234,9 @@ SCORER_OPTIONS = {
 
 
 def scorers_given(values: Mapping[str, Any]) -> list[LanguageModel]:
-    """Return the scorers of ``SCORER_OPTIONS``; raise click.UsageError for numbers without one.
+    """Return the scorers of ``SCORER_OPTIONS``; click.UsageError: numbers without a model.
 
-    InputError: the file is no language model.
+    InputError: the file is not a language model.
     """
     numbers = {"weight": values.get("lm_weight"), "word_bonus": values.get("word_bonus")}
     given = {name: value for name, value in numbers.items() if value is not None}
@@ -248,7 +248,7 @@ def scorers_given(values: Mapping[str, Any]) -> list[LanguageModel]:
 
 
 def constraint_given(values: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the constraint as plain data, None without one; raise click.UsageError for several."""
+    """Return the constraint as plain data, or None; raise click.UsageError for several."""
     given = {name: value for name, value in values.items() if value not in (None, False, ())}
     if len(given) > 1:
         first, second, *_ = ("--" + name.replace("_", "-") for name in given)

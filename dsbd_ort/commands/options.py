@@ -1,7 +1,7 @@
 """Command-line options as fields of a dataclass: groups, sections of the help, shared options.
 
 A command is a function of one frozen dataclass. Each field carries its click option, so that an
-option is spelled once; a field may also be a group of options that make one value:
+option is declared once. A field may also be a group of options that together give one value:
 
     @dataclass(frozen=True, kw_only=True)
     class InspectArguments:
@@ -48,15 +48,15 @@ from dsbd_ort.requests.prompts import SRC_LANG, TGT_LANG
 from dsbd_ort.version import __version__
 
 Arguments = TypeVar("Arguments")
-_KEY = "command line"  # of a field's metadata
-_HELP_WIDTH = 100  # most columns of a command's help
+_KEY = "command line"  # key in a field's metadata
+_HELP_WIDTH = 100  # maximum columns of a command's help
 
 
 @dataclasses.dataclass(frozen=True)
 class _Single:
     """A field with one click parameter: ``add`` decorates the command's function with it."""
 
-    flags: tuple[str, ...] | None  # None: an argument, by its position
+    flags: tuple[str, ...] | None  # None: a positional argument
     settings: dict[str, Any]
 
     def add(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -71,7 +71,7 @@ class _Single:
 
 @dataclasses.dataclass(frozen=True)
 class _Group:
-    """A field whose value is made of several parameters."""
+    """A field whose value is made from several click parameters."""
 
     make: Callable[..., Any]
     fixed: dict[str, Any]
@@ -88,9 +88,9 @@ class _Group:
 
 
 def option(*flags: str, **settings: Any) -> Any:
-    """Return a field with an option, --its-name without ``flags``.
+    """Return a field with an option; without ``flags`` its flag is --field-name.
 
-    Settings are those of click.option, ``section``, and ``is_rare``: only --help-all shows it.
+    Settings are those of click.option, ``section``, and ``is_rare`` (only --help-all shows it).
     """
     default = settings.get("default", False if settings.get("is_flag") else None)
     return dataclasses.field(default=default, metadata={_KEY: _Single(flags, settings)})
@@ -107,7 +107,7 @@ def no_flag(*flags: str, **settings: Any) -> Any:
 
 
 def argument(**settings: Any) -> Any:
-    """Return a field with a positional argument; settings as of click.argument."""
+    """Return a field with a positional argument; ``settings`` are those of click.argument."""
     return dataclasses.field(metadata={_KEY: _Single(None, settings)})
 
 
@@ -122,10 +122,10 @@ def group(
 ) -> Any:
     """Return a field whose value is ``make(**fixed, **members)``.
 
-    record: a dataclass that the members are fields of, ``make`` if that is one. Each takes its type
-        and default from there, so that a text, the option's help, says the rest; ``option(...)``
-        has further settings.
-    section: heading of members that name none.
+    record: the dataclass that has the members as fields; default: ``make``, if it is a dataclass. A
+        member's type and default come from it, so that a member may be only a text, its help.
+        ``option(...)`` gives further settings.
+    section: heading of members without a heading.
     """
     if record is None and dataclasses.is_dataclass(make):
         record = make if isinstance(make, type) else None
@@ -144,7 +144,7 @@ def group(
 
 
 def _derived_settings(record: type[Any]) -> dict[str, tuple[tuple[str, ...], dict[str, Any]]]:
-    """Return flags and click settings of the fields of a dataclass, by their types and defaults."""
+    """Return flags and click settings for each field of a dataclass, from its type and default."""
     hints, derived = get_type_hints(record), {}
     for field in dataclasses.fields(record):
         name, default = field.name.replace("_", "-"), field.default
@@ -173,7 +173,7 @@ _TYPES: dict[type, click.ParamType[Any]] = {Path: PATH, int: COUNT, float: TOLER
 def command(
     arguments: type[Arguments], **settings: Any
 ) -> Callable[[Callable[[Arguments], None]], click.Command]:
-    """Make a function of ``arguments`` a command with the options that its fields carry."""
+    """Return a decorator: a function of ``arguments`` becomes a command with their options."""
     fields: tuple[dataclasses.Field[Any], ...] = dataclasses.fields(arguments)  # type: ignore[arg-type]
 
     def decorate(function: Callable[[Arguments], None]) -> click.Command:
@@ -192,7 +192,7 @@ def command(
 
 
 def given_flags(context: click.Context) -> dict[str, str]:
-    """Return the parameters given on the command line: the long flag by the parameter's name."""
+    """Return the parameters given on the command line: their long flags by their names."""
     return {
         parameter.name: parameter.opts[-1]
         for parameter in context.command.params
@@ -203,21 +203,22 @@ def given_flags(context: click.Context) -> dict[str, str]:
 
 
 def flags_of_section(section: str) -> set[str]:
-    """Return the long flags of a section of the command that runs."""
+    """Return the long flags in a section of the running command."""
     parameters = click.get_current_context().command.params
     return {p.opts[-1] for p in parameters if getattr(p, "section", None) == section}
 
 
 def pipeline_settings(*, of_server: bool = False, **fixed: Any) -> Any:
-    """Return a field of PipelineSettings; ``fixed`` are those that have no option.
+    """Return a field of PipelineSettings; ``fixed``: settings that have no option.
 
-    of_server: a client could tell from its speed what the texts say that its requests draft from.
+    of_server: whether the option's default is a server's: drafting from other clients' texts would
+        reveal them by its speed.
     """
     pool = "Tokens of earlier texts that drafter ngram searches; 0: none."
     options = {
         "bundle": argument(type=PATH),
         "provider": "What runs the engines: cpu, cuda, webgpu, tensorrt or tensorrt-rtx.",
-        "draft_provider": option(help="The same of the draft [as the target].", is_rare=True),
+        "draft_provider": option(help="The same for the draft [as the target].", is_rare=True),
         "num_threads": option(
             "--threads", help="Threads of the target, and of a draft that is not small."
         ),
@@ -233,7 +234,7 @@ def pipeline_settings(*, of_server: bool = False, **fixed: Any) -> Any:
             is_rare=True,
         ),
         "cuda_graphs": option(
-            help="On a GPU: capture each size of call once and replay it [on cuda, webgpu].",
+            help="On a GPU: capture calls of each size once and replay them [on cuda, webgpu].",
             is_rare=True,
         ),
         "verify": option(help="Check the hash of every file first.", is_rare=True),
@@ -244,7 +245,8 @@ def pipeline_settings(*, of_server: bool = False, **fixed: Any) -> Any:
         ),
         "loop": option(
             type=click.Choice(get_args(Loop)),
-            help="What decodes: numpy, or the core in C++ (dsbd_ort_native) where it can [auto].",
+            help="What decodes: numpy (python) or the C++ core (native); auto: the core if it can "
+            "[auto].",
             is_rare=True,
         ),
         "ngram_pool": option(
@@ -260,15 +262,15 @@ def pipeline_settings(*, of_server: bool = False, **fixed: Any) -> Any:
 
 _TRANSLATION = "Translation (encoder-decoders)"
 _LANGUAGES = {
-    SRC_LANG: "Language of the prompt, as the model calls it: eng_Latn, en_XX [its tokenizer's].",
-    TGT_LANG: "Language of the answer [what generation_config.json says].",
+    SRC_LANG: "Language of the prompt, by the model's name: eng_Latn, en_XX [its tokenizer's].",
+    TGT_LANG: "Language of the answer [that of generation_config.json].",
 }
 
 
 def decoding_options(*, of_server: bool = False) -> Any:
-    """Return a field with an option for each row of the table: a dict of those given.
+    """Return a field with an option for each row of the table; its value is a dict of those given.
 
-    of_server: the defaults that a server may have, without languages.
+    of_server: only options that may be defaults of a server, without languages.
     """
     options: dict[str, Any] = {}
     for section, rows in OPTIONS_BY_SECTION.items():

@@ -1,4 +1,4 @@
-"""Progress of a long command on stderr: its lines, a sign of life in long silences, slow phases."""
+"""Progress of a long command on stderr: lines, repeated during long silences, and slow phases."""
 
 import contextlib
 import logging
@@ -16,14 +16,14 @@ SECONDS_OF_PATIENCE = 2.0
 """A phase of an opening that takes longer is printed."""
 
 SECONDS_OF_SILENCE = 30.0
-"""After this many, a line says what is still being done, and for how long."""
+"""After this many seconds without a line, a line repeats the phase and how long it has lasted."""
 
 
 @contextlib.contextmanager
 def shown_progress(
     *, console: Console | None = None, silence: float = SECONDS_OF_SILENCE
 ) -> Iterator[Callable[[str], None]]:
-    """Yield a function that prints a line; during a long phase it is repeated, with the time."""
+    """Yield a function that prints a line; in a long phase the line is repeated with the time."""
     lines = _Lines(console or Console(stderr=True))
     is_over = threading.Event()
 
@@ -63,7 +63,7 @@ class _SlowPhases(logging.Handler):
         self._timer: threading.Timer | None = None
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Begin or end a phase; one that was shown is shown again with its seconds."""
+        """Begin or end a phase; at its end, a phase that was shown is shown with its seconds."""
         self.close()
         line = record.getMessage()
         if hasattr(record, "seconds"):
@@ -102,7 +102,7 @@ class _Lines:
             self._print(line)
 
     def say_again(self, silence: float) -> None:
-        """Print the phase once more, if nothing was printed for so many seconds."""
+        """Print the phase again if nothing was printed for ``silence`` seconds."""
         with self._lock:
             now = time.monotonic()
             if self._phase is not None and now - self._last >= silence:

@@ -31,7 +31,7 @@ ANSWERS_FILE = "answers.jsonl"
 
 
 def run(arguments: RunArguments) -> int:
-    """Answer one prompt, those of a terminal or of a file, or transcribe; return the exit code."""
+    """Answer one prompt, a terminal's or a file's prompts, or transcribe; return the exit code."""
     if arguments.audio:
         return run_audio(arguments)
     trace = arguments.trace
@@ -52,7 +52,7 @@ def run(arguments: RunArguments) -> int:
     arguments = replace(arguments, stream=arguments.can_stream)
     with arguments.opening.open() as pipeline:
         responder = responder_of(pipeline, arguments)
-        if isinstance(responder, _Pictures):  # there is nothing to ask
+        if isinstance(responder, _Pictures):  # pictures need no text
             responder.respond("", lambda: False)
         else:
             talk(responder.respond, line_of_terminal)
@@ -61,7 +61,7 @@ def run(arguments: RunArguments) -> int:
 
 @contextlib.contextmanager
 def _input_file(given: Path) -> Iterator[Path]:
-    """Hold the file of --input; stdin is read to its end first: a batch reads its input twice."""
+    """Yield the file of --input. Stdin is copied to a file first: a batch reads its input twice."""
     if given != STANDARD_STREAM:
         yield given
         return
@@ -130,14 +130,14 @@ PROMPT_SIGN = ">>> "
 
 
 class Responder:
-    """Answers one prompt after another, and prints the answers: continues every prompt."""
+    """Answers prompts one after another by continuing them, and prints the answers."""
 
     def __init__(self, pipeline: Pipeline, arguments: RunArguments) -> None:
         self._pipeline = pipeline
         self._arguments = arguments
 
     def respond(self, text: str, is_interrupted: Callable[[], bool]) -> Answer:
-        """Continue ``text`` and print both; with an encoder-decoder the answer alone."""
+        """Continue ``text`` and print both; with an encoder-decoder print only the answer."""
         reads_source = self._pipeline.prompts.encoder is not None
         return self._answer(text, is_interrupted, heading="" if reads_source else text)
 
@@ -156,7 +156,7 @@ class Responder:
         """Answer a prompt and print the answer after ``heading``, the text that it continues."""
         arguments, pipeline = self._arguments, self._pipeline
         trace = RequestTrace() if arguments.trace else None
-        unshown = heading  # goes with the first piece, so that nothing is printed for a bad prompt
+        unshown = heading  # printed with the first piece: nothing is printed for an invalid prompt
 
         def show(piece: str) -> None:
             nonlocal unshown
@@ -175,7 +175,7 @@ class Responder:
         return done
 
     def _print_rest(self, done: Answer, file: Path | None = None) -> None:
-        """Print an answer as JSON, or its seed, and statistics; ``file``: of several pictures."""
+        """Print an answer as JSON or its seed, and statistics; ``file``: picture, if several."""
         arguments, named = self._arguments, {} if file is None else {"image": str(file)}
         if arguments.as_json:
             click.echo(json_text({**named, **_object_of(done)}))
@@ -192,7 +192,7 @@ class _Chat(Responder):
         self._messages: list[Message] = []
 
     def respond(self, text: str, is_interrupted: Callable[[], bool]) -> Answer:
-        """Answer ``text``, print the answer; an interrupted one is kept as far as printed."""
+        """Answer ``text`` and print the answer; keep an interrupted answer as far as it got."""
         begins, arguments = not self._messages, self._arguments
         messages = [*self._messages, *user_messages(text, arguments.system if begins else None)]
         if begins and arguments.image:
@@ -206,10 +206,10 @@ class _Chat(Responder):
 
 
 class _Pictures(Responder):
-    """Answers each picture by an encoder-decoder; several are computed together."""
+    """Answers pictures with an encoder-decoder; several pictures are computed together."""
 
     def respond(self, text: str, is_interrupted: Callable[[], bool]) -> Answer:
-        """Answer the pictures of --image; ``text``: how each answer begins, such as a task."""
+        """Answer the pictures of --image; ``text``: beginning of each answer, such as a task."""
         arguments, pipeline = self._arguments, self._pipeline
         prompts = [[_about_pictures([file], text)] for file in arguments.image_files]
         if len(prompts) == 1:
@@ -226,7 +226,7 @@ class _Pictures(Responder):
 
 
 def _about_pictures(files: Iterable[Path], text: str) -> Message:
-    """Return the user's message of pictures and, unless it is empty, a text."""
+    """Return the user's message with pictures and, unless it is empty, a text."""
     parts: list[Message] = [{"type": "image", "image": file} for file in files]
     return {"role": "user", "content": parts + [{"type": "text", "text": text}] * bool(text)}
 
@@ -287,7 +287,7 @@ def _as_text(answer: Answer, heading: str) -> str:
 
 
 def _as_ids(answer: Answer, heading: str) -> str:
-    """Return the token ids of an answer, a sequence a line; of an interrupted one its text."""
+    """Return the token ids of an answer, one sequence per line; its text if it was interrupted."""
     sequences = answer.result.sequences if answer.result is not None else []
     lines = [",".join(map(str, sequence.token_ids)) for sequence in sequences]
     return "\n".join(lines) or answer.text

@@ -100,7 +100,7 @@ class RunArguments:
     chat_defaults: bool = no_flag(
         "--no-chat-defaults",
         help="With --chat: use the same defaults of temperature, top_p and max_new_tokens as "
-        "without.",
+        "without --chat.",
         section=_PROMPT,
         is_rare=True,
     )
@@ -199,7 +199,7 @@ class RunArguments:
 
     @property
     def is_chat(self) -> bool:
-        """Whether a prompt is a user's message: pictures are parts of one."""
+        """Whether a prompt is a user's message; a prompt with pictures always is."""
         return self.chat or bool(self.image)
 
     @property
@@ -212,7 +212,7 @@ class RunArguments:
 
     @property
     def streams_text(self) -> bool:
-        """Whether text is printed as it is decoded: always at a terminal."""
+        """Whether text is printed while it is decoded, as always at a terminal."""
         is_read_along = sys.stdout is not None and sys.stdout.isatty()
         return self.can_stream and (self.stream or is_read_along)
 
@@ -226,7 +226,7 @@ class RunArguments:
         return is_text and self.options.get("num_return_sequences", 1) == 1
 
     def read_prompt(self) -> str | list[int] | None:
-        """Return the prompt, None to read it at the terminal; raise click.UsageError for none."""
+        """Return the prompt, None to read prompts at the terminal; click.UsageError: no prompt."""
         if self.ids is not None:
             return self.ids
         text, file = self.prompt, self.prompt_file

@@ -29,7 +29,7 @@ _CONNECTION: dict[str, Any] = {"section": "Connections", "is_rare": True, "show_
 
 @dataclass(frozen=True, kw_only=True)
 class ServeArguments:
-    """Arguments of dsbd-serve; ``settings``: of ServingSettings; ``options``: of requests."""
+    """Arguments of dsbd-serve; ``settings``: for ServingSettings; ``options``: request defaults."""
 
     host: str = option(
         default="127.0.0.1", show_default=True, help="Address to listen on.", section=_SERVER
@@ -73,8 +73,8 @@ class ServeArguments:
             is_rare=True,
         ),
         max_prompt_tokens="Maximum tokens of a prompt [the context of the bundle].",
-        max_new_tokens="Maximum new tokens of a sequence; as many without max_tokens "
-        "[as the context holds].",
+        max_new_tokens="Maximum new tokens of a sequence, and default of max_tokens "
+        "[as many as the context holds].",
         max_beams="Maximum num_beams and joint_beams.",
         max_draft_nodes=option(help="Maximum candidates of a drafted forest.", is_rare=True),
         max_best_of=option(help="Maximum n and best_of.", is_rare=True),
@@ -90,8 +90,8 @@ class ServeArguments:
         ),
         tool_template=option(
             type=click.Choice(TOOL_TEMPLATES),
-            help="For models whose chat template has no known form of tools. plain: tools are "
-            "described by a text, calls are JSON; own: tool_choice auto is refused.",
+            help="For models whose chat template does not support tools. plain: tools are "
+            "described in a text, calls are JSON; own: tool_choice auto is refused.",
             section=_SERVER,
         ),
         max_prompts=option(help="Maximum prompts of a request body.", is_rare=True),
@@ -104,7 +104,7 @@ class ServeArguments:
         ),
         fetches_urls=option(
             "--allow-media-urls",
-            help="Fetch pictures of chats from http and https URLs, of public addresses.",
+            help="Fetch pictures of chats from http and https URLs at public addresses.",
             section=_SERVER,
             is_rare=True,
         ),
@@ -123,7 +123,7 @@ class ServeArguments:
         max_audio_s=option(
             "--max-audio-seconds",
             type=SECONDS,
-            help="Longest audio; its samples take 64 kB of memory a second.",
+            help="Longest audio; each second takes 64 kB of memory.",
             is_rare=True,
         ),
         request_timeout_s=option(
@@ -143,7 +143,7 @@ class ServeArguments:
         "--stuck-timeout",
         type=SECONDS,
         default=60.0,
-        help="Seconds after which a client that reads nothing of an answer is dropped.",
+        help="Seconds after which a client that does not read its answer is dropped.",
         **_CONNECTION,
     )
     shutdown_timeout_s: float = option(

@@ -1,4 +1,4 @@
-"""Options of dsbd-run for audio: what is heard, how it is written, when it is decoded again."""
+"""Options of dsbd-run for audio: the input, the output formats, and when to decode again."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from dsbd_ort.speech.transcript import TASKS
 SECTION = "Speech (models that read audio)"
 _FORMATS = ("txt", "json", "srt", "vtt")
 _TIMED = ("segment", WORD_TIMES)
-_ON_STDOUT = ("txt", "json")  # formats of which several transcripts can follow one another
+_ON_STDOUT = ("txt", "json")  # formats in which several transcripts can follow one another
 
 NEVER_WITH_AUDIO = {
     "--prompt": "the audio is the prompt; --initial-prompt is text that came before it",
@@ -41,8 +41,8 @@ NEVER_WITH_AUDIO = {
 class SpeechArguments:
     """How audio is transcribed, and where transcripts go."""
 
-    keywords: dict[str, Any]  # of ``Pipeline.transcribe``, those that were given
-    timestamps: str | None  # "segment" or "word": whose times are wanted, in any format; None: none
+    keywords: dict[str, Any]  # the given keywords of ``Pipeline.transcribe``
+    timestamps: str | None  # times to write in any format: "segment" or "word"; None: no times
     output_format: str
     output_dir: Path | None  # folder for one file per audio; None: stdout
 
@@ -107,8 +107,8 @@ def speech_options() -> Any:
             flag_value=_TIMED[0],
             type=click.Choice(_TIMED),
             metavar="[segment|word]",
-            help="Also write when each segment, or each word, is said: on the lines of txt, and in "
-            "json; srt and vtt always have the times of segments.",
+            help="Also write the times of each segment, or each word, in txt and json; srt and vtt "
+            "always have the times of segments.",
             is_rare=True,
         ),
         initial_prompt=option(
@@ -124,7 +124,7 @@ def speech_options() -> Any:
         ),
         compression_ratio_threshold=option(
             help="Decode a window again, at a higher temperature, if its text compresses better "
-            "than this, as repetitions do.",
+            "than this; repetitions compress well.",
             **threshold,
         ),
         logprob_threshold=option(
@@ -164,7 +164,7 @@ def speech_options() -> Any:
             type=click.Choice(_FORMATS),
             default="txt",
             show_default=True,
-            help="Format of transcripts: text, JSON with everything known, or subtitles.",
+            help="Format of transcripts: text, JSON with all details, or subtitles.",
         ),
         output_dir=option(
             type=PATH, help="Folder for one file per audio, named after it [stdout]."

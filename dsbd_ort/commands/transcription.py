@@ -40,26 +40,26 @@ SHOWN_STATS = (
     "kv_bytes_peak",
 )
 """Statistics of ``--stats``; the others are for tools, which read ``--json``."""
-_POLL_SECONDS = 0.2  # within which a signal is seen
+_POLL_SECONDS = 0.2  # a signal is handled within this time
 
 
 class _Interrupted(Exception):
-    """A signal came between two windows."""
+    """A signal arrived between two windows."""
 
 
 _Done = tuple[Path, Transcript | DsbdError]
-"""A file and its transcript, or why there is none."""
+"""A file, and its transcript or the error."""
 
 
 def run_audio(arguments: RunArguments) -> int:
     """Transcribe the files of the arguments, write their transcripts; return the exit code."""
-    _output_files(arguments.audio_files, arguments)  # before the bundle, which takes its time
+    _output_files(arguments.audio_files, arguments)  # before opening the bundle, which is slow
     with arguments.opening.open() as pipeline:
         return transcribe_files(pipeline, arguments)
 
 
 def transcribe_files(pipeline: Pipeline, arguments: RunArguments) -> int:
-    """See ``run_audio``; with a pipeline that is open."""
+    """See ``run_audio``; uses an open pipeline."""
     files = arguments.audio_files
     output_files = _output_files(files, arguments)
     if not pipeline.transcribes:
@@ -70,15 +70,17 @@ def transcribe_files(pipeline: Pipeline, arguments: RunArguments) -> int:
     with watched_signals() as interruption:
         with _Shown(arguments, output_files) as shown:
             try:
-                for file, found in _transcribed(pipeline, files, arguments, interruption, shown):
-                    shown.write(file, found)
+                for file, transcript in _transcribed(
+                    pipeline, files, arguments, interruption, shown
+                ):
+                    shown.write(file, transcript)
             except _Interrupted:
                 click.echo("interrupted", err=True)
         return interruption.exit_code or (2 if shown.num_errors else 0)
 
 
 def _output_files(files: Sequence[Path], arguments: RunArguments) -> dict[Path, Path]:
-    """Return each transcript's file by its audio, none for stdout; refuse two of one name."""
+    """Return the transcript's file for each audio, {} for stdout; refuse equal file names."""
     num_texts = arguments.options.get("num_return_sequences", 1)
     arguments.speech.check(len(files), num_texts)
     if twice := [file for file, number in Counter(files).items() if number > 1]:
@@ -142,7 +144,7 @@ def _transcribed(
 
 
 def _result(future: Future[_Done]) -> _Done:
-    """Return a result; the main thread, which receives signals, waits a moment at a time."""
+    """Return a result; waits in short steps, so that this thread can handle signals."""
     while True:
         with contextlib.suppress(NotDoneError):
             return future.result(_POLL_SECONDS)
@@ -186,7 +188,7 @@ class _Shown:
 
     @contextlib.contextmanager
     def progress_of(self, file: Path, seconds: float) -> Iterator[Callable[[Segment], None]]:
-        """Yield what is called with every segment of a file that lasts so many seconds."""
+        """Yield a function to call with every segment of a file that lasts ``seconds``."""
         task = self._bars.add_task(file.name, total=seconds)
 
         def advance(segment: Segment) -> None:
