@@ -74,17 +74,17 @@ def test_paths_share_their_beginnings():
     assert children[0].position.token == 1 and children[0].position.depth == 3000
 
 
-@pytest.mark.parametrize(
-    ("found", "tokens", "accepts"),
-    [
-        ([], [], False),
-        ((), [], False),
-        ([EOS], [], True),
-        (np.array([3, EOS, 1], dtype=np.int32), [1, 3], True),
-        (iter([3, 1]), [1, 3], False),
-        (range(3), [0, 1, 2], False),
-    ],
-)
+RETURNED = [  # (value, tokens, whether the path may end)
+    ([], [], False),
+    ((), [], False),
+    ([EOS], [], True),
+    (np.array([3, EOS, 1], dtype=np.int32), [1, 3], True),
+    (iter([3, 1]), [1, 3], False),
+    (range(3), [0, 1, 2], False),
+]
+
+
+@pytest.mark.parametrize(("found", "tokens", "accepts"), RETURNED)
 def test_what_a_function_may_return(found, tokens, accepts):
     constraint = AllowedTokens(lambda path: found, EOS)
     start = constraint.start([1])
@@ -100,15 +100,12 @@ def test_what_a_function_may_not_return(found):
         constraint.allowed(constraint.start([1]))
 
 
-def test_an_error_of_the_function_is_the_callers():
+def test_no_function_and_an_error_of_the_function():
+    with pytest.raises(ConstraintError, match="allowed tokens of 5; give a function"):
+        AllowedTokens(5, EOS)
     constraint = AllowedTokens(lambda path: 1 // 0, EOS)
     with pytest.raises(ZeroDivisionError):
         constraint.allowed(constraint.start([1]))
-
-
-def test_no_function():
-    with pytest.raises(ConstraintError, match="allowed tokens of 5; give a function"):
-        AllowedTokens(5, EOS)
 
 
 def test_equal_functions_are_equal_constraints():

@@ -112,27 +112,11 @@ PLACES = list(wrapped(INT64, UINT64))
 
 
 def documents_for(value: int, more: int) -> list[Any]:
-    return [
-        value,
-        [value],
-        [value, "a"],
-        [value, "a", more],
-        ["a", value],
-        [value] * 4,
-        [],
-        {"id": value},
-        {"a": "x", "id": value},
-        {"id": value, "more": more},
-        {"id": value, "more": {"id": more}},
-        {"x": [value, more], "id": value},
-        {"y": value},
-        {"b": "y"},
-        {},
-        "a",
-        None,
-        [2**63, {"k": 2**64 + 1}],
-        [2**63, {"k": 2**64}],
-    ]
+    lists = [[value], [value, "a"], [value, "a", more], ["a", value], [value] * 4, []]
+    lists += [[2**63, {"k": 2**64 + 1}], [2**63, {"k": 2**64}]]
+    objects = [{"id": value}, {"a": "x", "id": value}, {"id": value, "more": more}]
+    objects += [{"id": value, "more": {"id": more}}, {"x": [value, more], "id": value}]
+    return [value, *lists, *objects, {"y": value}, {"b": "y"}, {}, "a", None]
 
 
 def is_in_order(schema: dict[str, Any], document: Any) -> bool:

@@ -251,7 +251,7 @@ NO_TRIES = [  # (name, content, what is said)
 ]
 
 
-@pytest.mark.parametrize(("name", "content", "said"), NO_TRIES)
+@pytest.mark.parametrize(("name", "content", "said"), NO_TRIES, ids=lambda value: str(value)[:30])
 def test_a_file_that_holds_no_trie_is_named(tmp_path, name, content, said):
     path = tmp_path / name
     if isinstance(content, np.ndarray):

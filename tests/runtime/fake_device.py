@@ -295,12 +295,7 @@ def open_on_fake(
         options["before_call"] = functools.partial(poison_unused_rows, device)
     engine, prune_engine = (
         FakeEngine(
-            OrtEngine(
-                ort,
-                cpu_session(path, num_threads=1),
-                path,
-                device_type="cpu",
-            ),
+            OrtEngine(ort, cpu_session(path, num_threads=1), path, device_type="cpu"),
             device,
             **options,
         )

@@ -222,30 +222,27 @@ class FakeContext:
         return True
 
 
-def fake_record(bundle: Bundle, role: str, **changes: Any) -> EngineRecord:
-    """Return the record of engines that fit TensorRT for RTX 1.7.1 on a GPU of 12.0."""
-    fields: dict[str, Any] = {
-        "flavour": "tensorrt-rtx",
-        "tensorrt_version": "1.7.1",
-        "compute_capability": "12.0",
-        "capacity": CAPACITY,
-        "step_profiles": STEPS,
-        "move_profiles": MOVES,
-        "attention": "fused",
-        "onnx_sha256": source_hashes(bundle, role),
-        **changes,
-    }
-    return EngineRecord(**fields)
-
-
 def add_fake_engines(path: Path, **changes: Any) -> Bundle:
-    """Give the bundle at ``path`` engines for ``FakeTrt``; ``changes`` are those of the records."""
+    """Give the bundle at ``path`` engines for ``FakeTrt``; ``changes`` are those of the records.
+
+    The records fit TensorRT for RTX 1.7.1 on a GPU of 12.0.
+    """
     bundle = open_bundle(path)
     for role in bundle.roles:
         folder = path / role
         (folder / ENGINE_FILE).write_text(str(folder / MODEL_FILE))
         (folder / PRUNE_ENGINE_FILE).write_text(str(folder / PRUNE_FILE))
-        write_record(fake_record(bundle, role, **changes), folder)
+        fields: dict[str, Any] = {
+            "flavour": "tensorrt-rtx",
+            "tensorrt_version": "1.7.1",
+            "compute_capability": "12.0",
+            "capacity": CAPACITY,
+            "step_profiles": STEPS,
+            "move_profiles": MOVES,
+            "attention": "fused",
+            "onnx_sha256": source_hashes(bundle, role),
+        }
+        write_record(EngineRecord(**fields | changes), folder)
     manifest = bundle.manifest
     (path / MANIFEST_NAME).unlink()
     write_manifest(path, versions=manifest.versions, target=manifest.target, draft=manifest.draft)

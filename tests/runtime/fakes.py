@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from dsbd_runtime.errors import DsbdError
 from dsbd_runtime.parts.attention.attention_rows import AttentionEntry, Rows
 from dsbd_runtime.parts.head.head import LOGITS, Head, HeadEntry
 from dsbd_runtime.parts.host_binder import HeadOutput
-from dsbd_runtime.parts.part import Call, Part, part_of
+from dsbd_runtime.parts.part import Call, Part, TensorSpec, part_of
 
 BYTES_PER_ROW = 100
 
@@ -35,6 +36,15 @@ class RecordingBinder:
 
     def returns(self, outputs: tuple[HeadOutput, ...], num_rows: int) -> None:
         pass
+
+
+def described(specs: Mapping[str, TensorSpec]) -> list[Any]:
+    """Return tensors as ONNX Runtime describes those of a graph with this contract."""
+    found = []
+    for name, spec in specs.items():
+        shape = [dim if isinstance(dim, int) else None for dim in spec.shape]
+        found.append(SimpleNamespace(name=name, type=spec.type, shape=shape))
+    return found
 
 
 @dataclass

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsbd_runtime.parts.feature.features import FeatureEntry
-from tests.runtime.reference import reference_rows
+from tests.runtime.model_calls import reference_rows
 from tests.runtime.tiny_graph import TinyModel
 
 WIDTH = TinyModel().width

@@ -8,10 +8,7 @@ import pytest
 from dsbd_forward.forward import Forward, RowSources
 from dsbd_runtime.engine.causal_lm import CausalLM, SourceReadingLM
 from dsbd_runtime.errors import CapacityError, DsbdError, InputError
-from dsbd_runtime.parts.attention.attention_rows import (
-    ATTENTION_MASK,
-    MAX_FORWARD_ROWS,
-)
+from dsbd_runtime.parts.attention.attention_rows import ATTENTION_MASK, MAX_FORWARD_ROWS
 from dsbd_runtime.parts.source.sources import Sources
 from tests.runtime.fakes import BYTES_PER_ROW, FakeSession
 from tests.runtime.model_calls import logits_of
@@ -73,16 +70,26 @@ def test_keep_moves_only_the_rows_after_the_first_gap(rows, moves):
 
 
 def test_bytes_and_their_peak():
-    _, model = new_model()
+    session, model = new_model()
     assert model.kv_bytes == model.kv_bytes_peak == 64 * BYTES_PER_ROW
-    append_chain(model, 65)
-    model.keep(np.array([0]))
-    assert model.kv_bytes == 128 * BYTES_PER_ROW  # dropping rows keeps the memory
+    append_chain(model, 200)
+    model.keep(np.arange(70))
+    assert model.kv_bytes == 256 * BYTES_PER_ROW  # dropping rows keeps the memory
+    model.shrink()
+    assert model.kv_bytes == 128 * BYTES_PER_ROW
+    append_chain(model, 2, [1])
+    assert session.calls[-1].first_row == 70
+    assert session.token_rows[:72].tolist() == list(range(72))
     model.keep(np.array([], np.int64))
     assert model.kv_bytes == 64 * BYTES_PER_ROW  # dropping all gives it back
-    assert model.kv_bytes_peak == 128 * BYTES_PER_ROW
+    assert model.kv_bytes_peak == 256 * BYTES_PER_ROW
     model.reset_peak()
     assert model.kv_bytes_peak == 64 * BYTES_PER_ROW
+    with model as same:
+        assert same is model
+    assert session.is_closed
+    with pytest.raises(DsbdError, match="closed"):
+        append_chain(model, 1)
 
 
 @pytest.mark.parametrize("num_new", [2, 1000])
@@ -168,22 +175,9 @@ def test_a_forward_of_more_sources_than_fit_goes_in_several_calls():
     model.read_source("a")
     model.release_source("b")
     assert (slots.read_ones, slots.released) == (["a"], ["b"])
-    model.forward(
-        replace(
-            forward, mask=np.eye(size, 2 * size, size, dtype=np.bool_), source="a", sources=None
-        )
-    )
+    mask = np.eye(size, 2 * size, size, dtype=np.bool_)
+    model.forward(replace(forward, mask=mask, source="a", sources=None))
     assert len(session.calls) == 4
-
-
-def test_a_context_manager_closes_the_session():
-    session, model = new_model()
-    with model as same:
-        assert same is model
-        append_chain(model, 1)
-    assert session.is_closed
-    with pytest.raises(DsbdError, match="closed"):
-        append_chain(model, 1)
 
 
 ONE = {
@@ -198,6 +192,14 @@ TWO = {
     "mask": np.tri(2, 6, 4, dtype=np.bool_),
     "logit_rows": np.array([0]),
 }
+LONG = {  # in three calls
+    "token_ids": np.ones(600, np.int64),
+    "positions": np.arange(4, 604),
+    "mask": np.tri(600, 604, 4, dtype=np.bool_),
+    "logit_rows": np.array([0]),
+}
+LOOKING_AHEAD = LONG["mask"].copy()
+LOOKING_AHEAD[3, 603] = True
 BAD_STEPS = [
     (ONE, {"token_ids": [1]}, "token_ids is a list, expected a numpy array"),
     (ONE, {"token_ids": np.array([1], np.int32)}, "token_ids has shape .1,. and type int32"),
@@ -210,6 +212,7 @@ BAD_STEPS = [
     (ONE, {"mask": np.ones((1, 5), np.int64)}, "mask has shape .1, 5. and type int64"),
     (ONE, {"mask": np.ones((1, 4), np.bool_)}, r"mask has shape \(1, 4\), expected \(1, 5\)"),
     (TWO, {"mask": np.ones((2, 6), np.bool_)}, "mask lets a row see a later row"),
+    (LONG, {"mask": LOOKING_AHEAD}, "mask lets a row see a later row"),
     (ONE, {"logit_rows": np.array([1])}, r"logit_rows\[0\] is 1, expected 0 to 0"),
     (ONE, {"logit_rows": np.array([0.0])}, "logit_rows has shape .1,. and type float64"),
 ]
@@ -224,15 +227,6 @@ def test_a_bad_step_is_refused_and_changes_nothing(good, changes, message):
     assert model.num_rows == 4
     assert len(session.calls) == 1
     logits_of(model, **good)
-
-
-def test_a_long_step_may_not_look_ahead_across_chunks():
-    _, model = new_model()
-    mask = np.tri(600, dtype=np.bool_)
-    mask[3, 599] = True
-    rows = np.arange(600)
-    with pytest.raises(InputError, match="mask lets a row see a later row"):
-        logits_of(model, rows, rows, mask, rows[:1])
 
 
 def test_a_position_beyond_the_context_is_a_capacity_error():
@@ -263,15 +257,3 @@ def test_a_bad_keep_is_refused_and_changes_nothing(rows, message):
     with pytest.raises(InputError, match=message):
         model.keep(rows)
     assert model.num_rows == 4
-
-
-def test_shrink_gives_back_what_the_rows_in_use_do_not_need():
-    session, model = new_model()
-    append_chain(model, 200)
-    model.keep(np.arange(70))
-    assert model.kv_bytes == 256 * BYTES_PER_ROW
-    model.shrink()
-    assert model.kv_bytes == 128 * BYTES_PER_ROW
-    append_chain(model, 2, [1])
-    assert session.calls[-1].first_row == 70
-    assert session.token_rows[:72].tolist() == list(range(72))

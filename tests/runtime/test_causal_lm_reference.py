@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from tests.runtime.model_calls import logits_of, tiny_engine
-from tests.runtime.reference import ancestor_mask, reference_logits
+from tests.runtime.model_calls import ancestor_mask, logits_of, reference_logits, tiny_engine
 from tests.runtime.tiny_graph import TinyModel
 
 TOLERANCE = {"fp32": 2e-5, "fp16": 3e-2}
@@ -78,25 +77,6 @@ def test_random_forests_give_the_reference_logits(seed, tiny, tmp_path):
             forest.grow(rng.integers(0, 256, num_new).tolist(), parents, logit_rows)
             leaves = rng.integers(0, len(forest.token_ids), 6).tolist()
             forest.keep(forest.with_ancestors(leaves))
-
-
-def test_values_survive_the_growth_of_the_caches(tmp_path):
-    tiny = TinyModel()
-    with tiny_engine(tiny, tmp_path / "model.onnx") as model:
-        forest = Forest(tiny, model)
-        forest.grow(*chain(100), logit_rows=[99])
-        sizes = [model.kv_bytes]
-        for step in range(4):
-            forest.grow(*chain(150, first=100 + 150 * step, seed=step), logit_rows=[0, 149])
-            sizes.append(model.kv_bytes)
-        rows_of = {size: size // (sizes[0] // 128) for size in sizes}
-        assert [rows_of[size] for size in sizes] == [128, 256, 448, 576, 704]
-        assert model.kv_bytes_peak == sizes[-1]
-        forest.keep([])
-        assert rows_of[model.kv_bytes] == 128
-        model.reset_peak()
-        assert model.kv_bytes_peak == sizes[0]
-        forest.grow(*chain(3), logit_rows=[2])
 
 
 def test_a_long_prompt_in_chunks_gives_the_reference_logits(tmp_path):

@@ -72,11 +72,7 @@ LOST = [
     (ROLES_BY_NAME, [X, U], "messages[0], of role 'critic'"),
     (ROLES_BY_NAME, [U, message("critic", "")], "messages[1], of role 'critic'"),
     (ROLES_BY_NAME, [U, message("function")], "messages[1], of role 'function'"),
-    (
-        ALTERNATING,
-        [U, X, U],
-        "messages[1], of role 'critic'",
-    ),  # without it the users do not alternate
+    (ALTERNATING, [U, X, U], "messages[1], of role 'critic'"),  # else no alternating users
     (ALTERNATING, [U, T], "messages[1], of role 'tool'"),
     (LINES, [S, U], "messages[0], of role 'system'"),  # except a new line
     (LINES, [U, X, X, U], "messages[1], of role 'critic'"),
@@ -102,26 +98,14 @@ def parts(role, *texts, **more):
 
 
 JOINED = [  # (template, messages, text)
-    (
-        PLAIN,
-        [parts("system", "a b", "c"), parts("user", "d", "e", "f")],
-        "[system]a b\nc[user]d\ne\nf",
-    ),
-    (
-        PLAIN,
-        [parts("assistant", "a", "b", tool_calls=[]), parts("user", "")],
-        "[assistant]a\nb[user]",
-    ),
+    (PLAIN, [parts("system", "a b", "c"), parts("user", "d", "e")], "[system]a b\nc[user]d\ne"),
+    (PLAIN, [parts("assistant", "a", "b", tool_calls=[]), U], "[assistant]a\nb[user]a"),
     (PLAIN, [{"role": "user", "content": ["a", {"text": "b"}]}], "[user]a\nb"),
     (PLAIN, [parts("user"), U], "[user][user]a"),
     (STRIPPED, [parts("user", " a", "b ")], "a\nb"),
     (AS_JSON, [parts("tool", "a", "b")], '"a\\nb"'),
     (PICKY, [parts("user", "a")], "a"),
-    (
-        OF_PARTS,
-        [parts("system", "a", "b"), U, parts("user", "c", "")],
-        "[system]<a><b>[user]a[user]<c><>",
-    ),
+    (OF_PARTS, [parts("system", "a", "b"), U, parts("user", "")], "[system]<a><b>[user]a[user]<>"),
     (FIRST_PART, [parts("system", "a", "b"), parts("user", "c", "d")], "a\nb<c><d>"),
     (FIRST_PART, [parts("system", "a"), parts("user", "c", "d")], "a<c><d>"),
 ]
@@ -252,10 +236,7 @@ WANTED = [  # a template's way with arguments, what it makes of them
     ("{{ c.function.arguments | tojson }}", '{"b": "ö", "a": [1.0, {}]}'),
     ("{{ c.function | tojson }}", '{"name": "f", "arguments": {"b": "ö", "a": [1.0, {}]}}'),
     ("{% set c = c.function %}{{ c.arguments|items|list }}", "[('b', 'ö'), ('a', [1.0, {}])]"),
-    (
-        "{% for k, v in c.function.arguments.items() %}{{ k }}={{ v }};{% endfor %}",
-        "b=ö;a=[1.0, {}];",
-    ),
+    ("{% for k, v in c.function.arguments.items() %}{{k}}={{v}};{% endfor %}", "b=ö;a=[1.0, {}];"),
     ("{{ c.function.arguments.b }}{{ c.function.arguments['a'][0] }}", "ö1.0"),
     ("{{ c.function.arguments is mapping }}", "True"),
     (
@@ -281,12 +262,11 @@ def test_arguments_are_what_the_template_wants(written, expected):
     assert as_object == f"f:{expected}".replace(text, '{"b": "ö", "a": [1.0, {}]}')
 
 
-@pytest.mark.parametrize(
-    "written", ["{{ c.function.arguments }}", "{{ c.function.arguments|tojson }}"]
-)
+@pytest.mark.parametrize("filter", ["", "|tojson"])
 @pytest.mark.parametrize("arguments", ["", " ", "{}", {}])
-def test_no_arguments_are_an_empty_object(written, arguments):
-    template = ChatTemplate(f"{WRITE}{FUNCTION}{written}{END}", {})
+def test_no_arguments_are_an_empty_object(filter, arguments):
+    written = f"{FUNCTION}{{{{ c.function.arguments{filter} }}}}"
+    template = ChatTemplate(WRITE + written + END, {})
     assert template.render([message("assistant", "", call("f", arguments))]) == "f{}"
 
 
@@ -296,18 +276,10 @@ def test_calls_without_a_function_object():
     assert template.render([message("assistant", None, bare)]) == 'f{"a": 1}'  # a null is no field
 
 
-NO_ARGUMENTS = [
-    "{",
-    "[1]",
-    "5",
-    "null",
-    '{"a": NaN}',
-    '{"a": -Infinity}',
-    '{"a": 1e999}',
-    "[" * 9**6,
-]
+NO_ARGUMENTS = ["{", "[1]", "5", "null", '{"a": NaN}', '{"a": -Infinity}', '{"a": 1e999}']
+NO_ARGUMENTS += ["[" * 9**6, None, 5]
 NO_CALLS = [
-    *((message("assistant", "", call("f", a)), ".arguments is ") for a in [*NO_ARGUMENTS, None, 5]),
+    *((message("assistant", "", call("f", a)), ".arguments is ") for a in NO_ARGUMENTS),
     (message("assistant", "", call("f", {"a": float("nan")})), ".arguments is "),
     (message("assistant", "", call("f", {"a": {1, 2}})), ".arguments is "),
     (message("assistant", "", 5), " is 5"),
@@ -322,21 +294,16 @@ def test_calls_that_are_none_are_said(assistant, words):
         template.render([U, assistant])
     assert str(caught.value).startswith("messages[1].tool_calls")
     assert words in str(caught.value) and "\n" not in str(caught.value)
-
-
-def test_a_template_that_reads_no_calls():
     with pytest.raises(InputError, match=r"messages\[1\].tool_calls is given, but"):
-        ChatTemplate(LINES, {}).render([U, CALLS])
+        ChatTemplate(LINES, {}).render([U, CALLS])  # a template that reads no calls
 
 
-@pytest.mark.parametrize("part", [{"type": "text"}, {"text": 5}, 5, None])
-def test_a_part_without_a_text_is_refused(part):
-    with pytest.raises(InputError, match=r"^messages\[0\].content\[1\] is .*; expected a text, or"):
+MEDIA = ("image_url", "image", "input_audio", "video")
+NO_TEXTS = [({"type": kind}, "is a part of type .* cannot be read") for kind in MEDIA]
+NO_TEXTS += [(part, "is .*; expected a text") for part in ({"type": "text"}, {"text": 5}, 5, None)]
+
+
+@pytest.mark.parametrize(("part", "words"), NO_TEXTS)
+def test_a_part_without_a_text_is_refused(part, words):
+    with pytest.raises(InputError, match=rf"^messages\[0\].content\[1\] {words}"):
         check_messages([{"role": "user", "content": ["a", part]}])
-
-
-@pytest.mark.parametrize("kind", ["image_url", "image", "input_audio", "video"])
-def test_pictures_and_sound_are_refused(kind):
-    content = [{"type": "text", "text": "What is this?"}, {"type": kind}]
-    with pytest.raises(InputError, match=r"content\[1\] is a part of type .* cannot be read"):
-        check_messages([{"role": "user", "content": content}])

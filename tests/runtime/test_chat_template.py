@@ -83,18 +83,10 @@ LEAVE_OUT_THE_SYSTEM = ("mistral", "loops")
 USER = {"role": "user", "content": '  What is <b>"it\'s"</b> & é? '}
 ASSISTANT = {"role": "assistant", "content": "<think>hm</think>\nNothing."}
 SYSTEM = {"role": "system", "content": "Be brief."}
-CONVERSATIONS = [
-    [USER],
-    [SYSTEM, USER],
-    [USER, ASSISTANT, USER],
-    [SYSTEM, USER, ASSISTANT, USER, ASSISTANT],
-]
+CONVERSATIONS = [[USER], [SYSTEM, USER], [USER, ASSISTANT, USER]]
+CONVERSATIONS += [[SYSTEM, USER, ASSISTANT, USER, ASSISTANT]]
 TOOL = {"type": "function", "function": {"name": "add", "description": "a < b"}}
-VARIABLES = [
-    {},
-    {"tools": [TOOL]},
-    {"enable_thinking": False, "date_string": "2020"},
-]
+VARIABLES = [{}, {"tools": [TOOL]}, {"enable_thinking": False, "date_string": "2020"}]
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
@@ -121,10 +113,7 @@ def test_the_text_is_that_of_transformers(name, messages, variables, adds_prompt
 CALLED = {"role": "assistant", "content": None, "name": None}
 OTHER_TEMPLATES = [  # (template, messages)
     ("{% for m in messages %}{{ m.content }}{{ m.name is defined }};{% endfor %}", [USER, CALLED]),
-    (
-        "{{ dict.fromkeys(['a', 'b'], 1) }}{{ dict.fromkeys('c') }}{{ dict(a=1) }}" + ALL,
-        [USER],
-    ),
+    ("{{ dict.fromkeys(['a', 'b'], 1) }}{{ dict.fromkeys('c') }}{{ dict(a=1) }}" + ALL, [USER]),
 ]
 
 
@@ -199,32 +188,32 @@ def test_the_template_is_the_one_that_transformers_uses(tmp_path, config, files,
 
 
 def test_a_template_for_tools_alone(tmp_path):
-    folder = folder_with(tmp_path, config={"chat_template": NAMED[2:]})
-    ours = ChatTemplate.from_folder(folder)
+    ours = ChatTemplate.from_folder(folder_with(tmp_path, config={"chat_template": NAMED[2:]}))
     assert ours.render([HI], variables={"tools": []}) == "t0hi"
     with pytest.raises(BundleError, match="with tools only"):
         ours.render([HI])
 
 
-NO_TEMPLATE = [None, {}, {"chat_template": None}, {"chat_template": [{"name": "rag"}]}, [1]]
+NO_TEMPLATES = [  # (tokenizer_config.json, bytes of chat_template.jinja, what is said)
+    *(
+        (config, None, r"has no chat template: neither chat_template\.jinja")
+        for config in (None, {}, {"chat_template": None}, {"chat_template": [{"name": "rag"}]}, [1])
+    ),
+    *(
+        (None, source, "is not a jinja2 template")
+        for source in (b"{% if %}", b"{{ x", b"{% nonsense %}", b"{{" + b"(" * 5000)
+    ),
+    (None, b"\xff\xfe", "cannot be read as UTF-8"),
+]
 
 
-@pytest.mark.parametrize("config", NO_TEMPLATE)
-def test_no_template_is_said(tmp_path, config):
-    with pytest.raises(BundleError, match=r"has no chat template: neither chat_template\.jinja"):
-        ChatTemplate.from_folder(folder_with(tmp_path, config=config))
-
-
-@pytest.mark.parametrize("source", ["{% if %}", "{{ x", "{% nonsense %}", "{{" + "(" * 5000])
-def test_what_is_no_template_is_said(source):
-    with pytest.raises(BundleError, match="is not a jinja2 template"):
-        ChatTemplate(source, {})
-
-
-def test_a_template_that_is_no_text_is_said(tmp_path):
-    (tmp_path / "chat_template.jinja").write_bytes(b"\xff\xfe")
-    with pytest.raises(BundleError, match="cannot be read as UTF-8"):
-        ChatTemplate.from_folder(tmp_path)
+@pytest.mark.parametrize(("config", "content", "words"), NO_TEMPLATES, ids=lambda v: str(v)[:30])
+def test_no_template_is_said(tmp_path, config, content, words):
+    folder = folder_with(tmp_path, config=config)
+    if content is not None:
+        (folder / "chat_template.jinja").write_bytes(content)
+    with pytest.raises(BundleError, match=words):
+        ChatTemplate.from_folder(folder)
 
 
 REFUSED = [

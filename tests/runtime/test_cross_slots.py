@@ -1,6 +1,7 @@
-"""Slots of cross rows: what a call reads of its sources, when slots are used again, memory."""
+"""Cross rows of sources: encoder outputs that are kept, slots of calls, and their memory."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,14 +11,15 @@ from dsbd_runtime.ort.ort_module import import_ort
 from dsbd_runtime.parts.attention.attention_rows import places_of_rows
 from dsbd_runtime.parts.attention.cache_entries import AttentionRows
 from dsbd_runtime.parts.source.cross_slots import CrossSlots
-from dsbd_runtime.parts.source.encoder_entry import EncoderEntry
-from dsbd_runtime.parts.source.ort_encoder import CrossRows, HeldSources
+from dsbd_runtime.parts.source.encoder_entry import EncoderEntry, encoder_contract
+from dsbd_runtime.parts.source.ort_encoder import HeldSources, OrtEncoder
+from tests.runtime.fakes import described
 from tests.runtime.test_speech_entry import ENTRY as SPEECH
 
 NUM_HEADS, KEY_WIDTH, VALUE_WIDTH, NUM_LAYERS = 2, 3, 5, 2
 BYTES_OF_TOKEN = NUM_LAYERS * NUM_HEADS * (KEY_WIDTH + VALUE_WIDTH) * 4
 ENTRY = EncoderEntry(
-    vocab_size=100,
+    vocab_size=1000,
     context_length=64,
     start_token_id=0,
     cross=[
@@ -43,48 +45,40 @@ def rows_of(source):
     }
 
 
-class FakeEncoder:
-    """Keeps what it has read, as OrtEncoder, and counts what it reads."""
+class FakeEngine:
+    """An engine as ONNX Runtime describes it.
+
+    Attributes:
+        read: the sources so far.
+    """
 
     def __init__(self):
-        self.kept = {}
-        self.held = HeldSources()
-        self.num_read = 0
-        self.most_bytes = 2**80
+        self.read = []
 
-    @property
-    def num_bytes(self):
-        return sum(rows.num_bytes for rows in self.kept.values())
+    def get_inputs(self):
+        return described(encoder_contract(ENTRY).inputs)
 
-    def cross_rows(self, source):
-        if source not in self.kept:
-            self.num_read += 1
-            found = rows_of(source)
-            values = {
-                name: ORT.OrtValue.ortvalue_from_numpy(array) for name, array in found.items()
-            }
-            self.kept[source] = CrossRows(values, sum(array.nbytes for array in found.values()))
-            self.limit(self.most_bytes)
-        return self.kept[source]
+    def get_outputs(self):
+        return described(encoder_contract(ENTRY).outputs)
 
-    def take(self, source):
-        self.cross_rows(source)
-        return self.kept.pop(source)
+    def run_with_ort_values(self, names, feeds):
+        (tokens,) = feeds.values()
+        source = tuple(tokens.numpy()[0].tolist())
+        self.read.append(source)
+        rows = rows_of(source)
+        return [ORT.OrtValue.ortvalue_from_numpy(rows[name]) for name in names]
 
-    def put_back(self, source, rows):
-        self.kept[source] = rows
 
-    def limit(self, most_bytes):
-        self.most_bytes = most_bytes
-        while len(self.kept) > 1 and self.num_bytes > most_bytes:
-            del self.kept[next(iter(self.kept))]
+def new_encoder(most_bytes=2**80):
+    return OrtEncoder(ORT, Path("encoder.onnx"), ENTRY, lambda _: FakeEngine(), most_bytes)
 
-    def forget(self):
-        self.kept = {source: rows for source, rows in self.kept.items() if source in self.held}
+
+def num_read(encoder):
+    return len(encoder._engine.read)
 
 
 def new_slots(most_bytes=2**20, entry=ENTRY):
-    encoder = FakeEncoder()
+    encoder = new_encoder()
     return encoder, CrossSlots(ORT, encoder, entry, most_bytes)
 
 
@@ -115,9 +109,9 @@ def test_a_source_alone_is_read_as_its_encoder_left_it():
     encoder, slots = new_slots()
     for each in (source(1), source(2, 9), source(1)):
         call = read(slots, each)
-        assert call.values is encoder.kept[each].values
+        assert call.values is encoder._kept[each].values
         assert call.items.tolist() == [0]
-    assert encoder.num_read == 2
+    assert num_read(encoder) == 2
     assert slots.capacity == (0, 0)
     assert slots.num_bytes == encoder.num_bytes == 14 * BYTES_OF_TOKEN
 
@@ -125,9 +119,11 @@ def test_a_source_alone_is_read_as_its_encoder_left_it():
 def test_sources_of_a_call_lie_side_by_side_and_in_one_place_alone():
     encoder, slots = new_slots()
     first, second, third = source(1, 17), source(2, 3), source(30, 40)
-    read(slots, first)
+    for each in (first, second, first):
+        slots.read(each)  # before its first call
     call = read(slots, first, second)
-    assert not encoder.kept and encoder.num_read == 2
+    slots.read(second)
+    assert not encoder._kept and num_read(encoder) == 2
     assert slots.capacity == (2, 32)
     assert slots.num_bytes == 2 * 32 * BYTES_OF_TOKEN
     assert read(slots, first, second).values is call.values  # no copy, nothing to bind
@@ -135,20 +131,11 @@ def test_sources_of_a_call_lie_side_by_side_and_in_one_place_alone():
     assert slots.capacity == (4, 48)  # twice the slots, as long as the longest
     alone = read(slots, third)
     assert (len(alone.lengths), alone.items.tolist()) == (1, [0])
-    assert encoder.num_read == 3
-    assert encoder.most_bytes == 2**20 - slots.num_bytes
+    assert num_read(encoder) == 3
+    assert encoder._most_bytes == 2**20 - slots.num_bytes
     slots.forget()
-    assert (slots.num_bytes, encoder.most_bytes) == (0, 2**20)
+    assert (slots.num_bytes, encoder._most_bytes) == (0, 2**20)
     read(slots, first, second)
-
-
-def test_a_source_may_be_read_before_its_first_call():
-    encoder, slots = new_slots()
-    for each in (source(1), source(2), source(1)):
-        slots.read(each)
-    read(slots, source(1), source(2))
-    slots.read(source(2))
-    assert encoder.num_read == 2 and not encoder.kept
 
 
 def test_a_slot_is_used_again_once_it_is_released_and_not_before():
@@ -160,13 +147,13 @@ def test_a_slot_is_used_again_once_it_is_released_and_not_before():
     read(slots, second, third)
     assert slots.capacity == (4, 16)  # first is live: a preempted request's
     read(slots, first, second, third)
-    assert encoder.num_read == 3
+    assert num_read(encoder) == 3
     slots.release(first)
     read(slots, second, third, fourth)
-    assert (slots.capacity, encoder.num_read) == ((4, 16), 4)
+    assert (slots.capacity, num_read(encoder)) == ((4, 16), 4)
     slots.release(source(77))  # which nobody has read
     read(slots, first, second, third, fourth)
-    assert (slots.capacity, encoder.num_read) == ((4, 16), 5)
+    assert (slots.capacity, num_read(encoder)) == ((4, 16), 5)
 
 
 def test_slots_become_fewer_and_shorter_once_most_are_unused():
@@ -181,7 +168,7 @@ def test_slots_become_fewer_and_shorter_once_most_are_unused():
     assert slots.capacity == (1, 16)
     read(slots, many[15], source(30))
     assert slots.capacity == (2, 16)
-    assert encoder.num_read == 18
+    assert num_read(encoder) == 18
 
 
 def test_a_call_reads_no_slots_far_after_its_own():
@@ -204,11 +191,11 @@ def test_a_source_that_is_held_is_not_read_again_after_its_release():
         read(slots, two, three)
         read(slots, one)
         read(slots, two, one)
-    assert encoder.num_read == 3
+    assert num_read(encoder) == 3
     slots.release(one)
     read(slots, two, three)
     read(slots, one)
-    assert encoder.num_read == 4
+    assert num_read(encoder) == 4
 
 
 def test_a_source_that_is_held_is_not_forgotten():
@@ -220,16 +207,16 @@ def test_a_source_that_is_held_is_not_forgotten():
         read(slots, one, two, source(4))
         slots.release(one)
         slots.forget()
-        assert set(encoder.kept) == {three} and slots.capacity == (4, 16)
-        assert encoder.most_bytes == 2**20 - 4 * 16 * BYTES_OF_TOKEN
+        assert set(encoder._kept) == {three} and slots.capacity == (4, 16)
+        assert encoder._most_bytes == 2**20 - 4 * 16 * BYTES_OF_TOKEN
         read(slots, one)
         read(slots, source(4), two)
         read(slots, one, two, three)
-        assert encoder.num_read == 5  # the fourth twice
+        assert num_read(encoder) == 5  # the fourth twice
     slots.forget()
-    assert (slots.num_bytes, slots.capacity, encoder.most_bytes) == (0, (0, 0), 2**20)
+    assert (slots.num_bytes, slots.capacity, encoder._most_bytes) == (0, (0, 0), 2**20)
     read(slots, one)
-    assert encoder.num_read == 6
+    assert num_read(encoder) == 6
 
 
 def test_a_source_is_held_until_the_last_of_its_holders_has_let_go():
@@ -264,18 +251,18 @@ def test_memory_is_bounded_by_sources_that_are_read_again():
     assert slots.num_bytes == 3 * size
     read(slots, one, three, four)
     assert slots.num_bytes == 3 * size
-    assert encoder.num_read == 5
+    assert num_read(encoder) == 5
 
 
 def test_no_memory_for_slots_is_a_capacity_error_after_which_all_is_read_again():
-    encoder = FakeEncoder()
+    encoder = new_encoder()
     wide = replace(ENTRY, cross=[replace(ENTRY.cross[0], value_width=2**45)])
     slots = CrossSlots(ORT, encoder, wide, 2**80)
     with pytest.raises(CapacityError, match=r"rows of 2 sources of up to 16 tokens: .*; run fewer"):
         slots.of_call((source(1), source(2)))
     assert slots.num_bytes == 0
     read(slots, source(1))
-    assert encoder.num_read == 3
+    assert num_read(encoder) == 3
 
 
 def test_random_requests_always_find_their_rows():
@@ -292,7 +279,7 @@ def test_random_requests_always_find_their_rows():
             asked = [live[i] for i in rng.permutation(len(live))[: rng.integers(1, 13)]]
             read(slots, *asked[: slots.most_together(asked)])
         assert slots.num_bytes <= (40 * 16 + 60) * BYTES_OF_TOKEN  # the one read last in any case
-    assert encoder.num_read < 300
+    assert num_read(encoder) < 300
 
 
 PLACES = [  # items, number of items, rows, places
@@ -309,3 +296,62 @@ def test_rows_of_each_source_and_their_places(items, num_items, rows, places):
     assert [array.tolist() for array in found] == [rows, places]
     assert all(array.dtype == np.int64 and array.flags.c_contiguous for array in found)
     assert np.array_equal(found[0].reshape(-1)[found[1]], np.arange(len(items)))
+
+
+ONE, TWO, THREE = (source(first) for first in (1, 2, 3))
+BYTES = 5 * BYTES_OF_TOKEN
+
+
+def test_sources_are_kept_until_the_memory_is_full():
+    encoder = new_encoder(3 * BYTES)
+    for each in (ONE, TWO, THREE, ONE):
+        rows = encoder.cross_rows(each).values
+        assert all(
+            np.array_equal(rows[name].numpy(), array) for name, array in rows_of(each).items()
+        )
+    assert encoder._engine.read == [ONE, TWO, THREE] and encoder.num_bytes == 3 * BYTES
+    encoder.limit(2 * BYTES)  # the second was used longest ago
+    for each in (ONE, THREE, TWO):
+        encoder.cross_rows(each)
+    assert encoder._engine.read == [ONE, TWO, THREE, TWO] and encoder.num_bytes == 2 * BYTES
+    encoder.forget()
+    assert encoder.num_bytes == 0
+
+
+def test_what_is_held_is_not_forgotten():
+    encoder = new_encoder(3 * BYTES)
+    with encoder.held.held(ONE), encoder.held.held(TWO):
+        encoder.cross_rows(ONE)
+        encoder.cross_rows(THREE)
+        rows = encoder.take(TWO)
+        encoder.forget()
+        assert encoder.num_bytes == BYTES
+        encoder.put_back(TWO, rows)
+        encoder.forget()
+        assert encoder.num_bytes == 2 * BYTES
+        assert encoder.cross_rows(TWO) is rows
+        encoder.cross_rows(ONE)
+        assert encoder._engine.read == [ONE, THREE, TWO]
+        encoder.limit(BYTES)  # the memory is bounded all the same
+        assert encoder.num_bytes == BYTES
+    encoder.forget()
+    assert encoder.num_bytes == 0
+
+
+def test_what_was_let_go_makes_room_for_the_next():
+    """A window of an audio for the one after it."""
+    encoder = new_encoder(3 * BYTES)
+    with encoder.held.held(ONE):
+        encoder.cross_rows(ONE)
+    encoder.cross_rows(ONE)  # nothing is in the way yet
+    assert encoder._engine.read == [ONE]
+    encoder.cross_rows(TWO)
+    assert encoder.num_bytes == 2 * BYTES  # it was wanted once more, by nobody who holds it
+    with encoder.held.held(ONE):
+        encoder.cross_rows(ONE)
+        encoder.cross_rows(THREE)
+        assert encoder.num_bytes == 3 * BYTES
+    encoder.limit(9 * BYTES)
+    encoder.cross_rows((7, 8, 9, 10, 11))
+    assert encoder.num_bytes == 3 * BYTES
+    assert encoder.cross_rows(THREE) and encoder._engine.read.count(THREE) == 1

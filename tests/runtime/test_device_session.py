@@ -6,8 +6,6 @@ import numpy as np
 import pytest
 
 from dsbd_runtime.bundle_files.bundle import open_bundle
-from dsbd_runtime.device import bound_calls
-from dsbd_runtime.device.bound_calls import fill_mask
 from dsbd_runtime.errors import CapacityError, DsbdError, InputError
 from dsbd_runtime.loading import load_causal_lm
 from dsbd_runtime.parts.attention.attention_rows import ATTENTION_MASK, INPUT_IDS
@@ -26,6 +24,17 @@ ROW_BYTES = 2 * 2 * 2 * 8 * 4  # layers, parts, heads, head_dim, fp32
 NO_ROWS = np.arange(0)
 
 
+@pytest.fixture
+def on_host(tiny_bundle):
+    with load_causal_lm(tiny_bundle, "target", settings=ONE_THREAD) as model:
+        yield model
+
+
+@pytest.fixture
+def topk_bundle(tmp_path):
+    return open_bundle(write_tiny_bundle(tmp_path / "bundle", target=TinyModel(logits="topk:8")))
+
+
 MODELS = [
     TinyModel(),
     TinyModel(sliding_window=3),
@@ -40,15 +49,8 @@ def test_every_output_is_that_of_the_host_session_whatever_lies_in_unused_rows(
     tmp_path, tiny, most_recorded
 ):
     bundle = open_bundle(write_tiny_bundle(tmp_path / "bundle", target=tiny))
-    machine = open_on_fake(
-        bundle,
-        is_poisoned=True,
-        most_recorded=most_recorded,
-    )
-    with (
-        machine.model as model,
-        load_causal_lm(bundle, "target", settings=ONE_THREAD) as on_host,
-    ):
+    machine = open_on_fake(bundle, is_poisoned=True, most_recorded=most_recorded)
+    with machine.model as model, load_causal_lm(bundle, "target", settings=ONE_THREAD) as on_host:
         for num_new in (1, 100, 5, 33, 300):
             for parents in ([-1], [-1, -1, 0], [-1, 0, 0, 2, 1], [-1, 0, 1, 2, 3, 4, 5, 6, 7]):
                 assert_same(append_forest(model, parents), append_forest(on_host, parents))
@@ -75,66 +77,9 @@ def test_the_poison_would_be_seen(tiny_bundle):
     assert not np.allclose(logits[1], logits[3], atol=1)
 
 
-@pytest.mark.parametrize("tiny", MODELS[:3], ids=["dense", "sliding", "topk"])
-def test_what_padding_rows_see_changes_no_bit(tmp_path, tiny, monkeypatch):
-    bundle = open_bundle(write_tiny_bundle(tmp_path / "bundle", target=tiny))
-
-    def fill_without_first_column(target, mask, first_row):
-        fill_mask(target, mask, first_row)
-        padding = target[0, 0, mask.shape[2] :]
-        assert padding[:, 0].all()
-        padding[:, 0] = False
-
-    outputs = []
-    for fill in (fill_mask, fill_without_first_column):
-        monkeypatch.setattr(bound_calls, "fill_mask", fill)
-        with open_on_fake(bundle, is_poisoned=True).model as model:
-            outputs.append([append_chain(model, n, np.arange(n)) for n in (3, 33, 5, 100)])
-    for with_column, without in zip(*outputs, strict=True):
-        for found, wanted in zip(arrays_of(with_column), arrays_of(without), strict=True):
-            np.testing.assert_array_equal(found, wanted)
-
-
-def arrays_of(logits):
-    if isinstance(logits, np.ndarray):
-        return [logits]
-    return [logits.top_logits, logits.top_ids, logits.logsumexp]
-
-
-def warm(machine):
-    """Run every size of call that ``iterate`` uses, once."""
-    append_chain(machine.model, 20, np.array([19]))
-    iterate(machine)
-    machine.device.traffic.clear()
-
-
-def iterate(machine):
-    """Calls of one iteration: three steps and a prune."""
-    num_rows = machine.model.num_rows
-    append_chain(machine.model, 1, np.array([0]))
-    append_forest(machine.model, [-1, -1, 0])
-    append_forest(machine.model, [-1, 0, 0, 2, 1])
-    machine.model.keep(np.delete(np.arange(machine.model.num_rows), np.arange(8) + num_rows))
-
-
-def test_copies_of_an_iteration_are_counted(tiny_bundle):
-    machine = open_on_fake(tiny_bundle)
-    warm(machine)
-    for num_iterations in (1, 2, 3):
-        iterate(machine)
-        assert machine.device.traffic.counts == {
-            "upload": 4 * num_iterations,
-            "call": 4 * num_iterations,
-            "download": 3 * num_iterations,
-            "synchronize": 3 * num_iterations,
-        }  # above all: no allocation, no copy of a cache
-
-
 @pytest.mark.parametrize("logits", ["full", "topk:8"])
-def test_bytes_of_a_step_are_its_small_inputs_and_the_asked_rows(tmp_path, logits):
-    machine = open_on_fake(
-        open_bundle(write_tiny_bundle(tmp_path / "bundle", target=TinyModel(logits=logits)))
-    )
+def test_bytes_of_a_step_are_its_small_inputs_and_the_asked_rows(tiny_bundle, topk_bundle, logits):
+    machine = open_on_fake(tiny_bundle if logits == "full" else topk_bundle)
     for num_new, asked in ((5, [4, 1, 0]), (5, [4, 1, 0]), (16, [3]), (1, [])):
         machine.device.traffic.clear()
         append_chain(machine.model, num_new, np.array(asked, np.int64))
@@ -151,18 +96,11 @@ def test_bytes_of_a_step_are_its_small_inputs_and_the_asked_rows(tmp_path, logit
             assert (downloaded == 0) == (not asked)
 
 
-def open_topk(folder, **options):
-    return open_on_fake(
-        open_bundle(write_tiny_bundle(folder / "bundle", target=TinyModel(logits="topk:8"))),
-        **options,
-    )
-
-
 FULL_ROW_BYTES = 4 * VOCAB_SIZE
 
 
-def test_full_logits_cross_when_they_are_read(tmp_path):
-    machine = open_topk(tmp_path)
+def test_full_logits_cross_when_they_are_read(topk_bundle):
+    machine = open_on_fake(topk_bundle)
     traffic = machine.device.traffic
     full = append_chain(machine.model, 20, np.arange(20)).full
     assert traffic.num_bytes["download"] < 4 * FULL_ROW_BYTES  # top logits, ids and sums
@@ -175,8 +113,8 @@ def test_full_logits_cross_when_they_are_read(tmp_path):
     assert full.read(NO_ROWS).shape == (0, VOCAB_SIZE)
 
 
-def test_rows_that_repeat_are_read_as_the_caller_counts_them(tmp_path):
-    machine = open_topk(tmp_path)
+def test_rows_that_repeat_are_read_as_the_caller_counts_them(topk_bundle):
+    machine = open_on_fake(topk_bundle)
     found = append_chain(machine.model, 2, np.array([1, 0, 1, 1, 0]))
     full = found.full.read(np.arange(5))
     np.testing.assert_array_equal(full.max(axis=1), found.top_logits[:, 0])
@@ -186,8 +124,8 @@ def test_rows_that_repeat_are_read_as_the_caller_counts_them(tmp_path):
 
 
 @pytest.mark.parametrize("most_recorded", [0, 2, 64])
-def test_full_logits_outlast_the_caches(tmp_path, most_recorded):
-    machine = open_topk(tmp_path, most_recorded=most_recorded)
+def test_full_logits_outlast_the_caches(topk_bundle, most_recorded):
+    machine = open_on_fake(topk_bundle, most_recorded=most_recorded)
     full = append_chain(machine.model, 300, np.array([299])).full
     wanted = full.read(np.array([0]))
     machine.model.keep(np.arange(4, 10))
@@ -197,8 +135,8 @@ def test_full_logits_outlast_the_caches(tmp_path, most_recorded):
     assert np.abs(wanted).max() > 0
 
 
-def test_the_room_for_full_logits_is_bounded(tmp_path):
-    machine = open_topk(tmp_path, capacity=300)
+def test_the_room_for_full_logits_is_bounded(topk_bundle):
+    machine = open_on_fake(topk_bundle, capacity=300)
     for num_new in (1, 200, 1, 7, 33, 20, 9, 13, 11, 5):  # the last without room for padding
         append_chain(machine.model, num_new, np.arange(num_new))
     sizes = sorted(
@@ -211,18 +149,18 @@ def test_the_room_for_full_logits_is_bounded(tmp_path):
         append_chain(machine.model, 1, NO_ROWS)
 
 
-def test_bytes_of_a_move_are_its_row_numbers(tiny_bundle):
+def test_a_move_copies_its_row_numbers_and_waits_only_before_they_are_overwritten(tiny_bundle):
     machine = open_on_fake(tiny_bundle)
-    append_chain(machine.model, 60, NO_ROWS)
+    append_chain(machine.model, 60, np.array([59]))
+    machine.device.traffic.clear()
     machine.model.keep(np.arange(20, 60))
+    assert machine.device.traffic.counts == {"upload": 1, "call": 1}
     machine.device.traffic.clear()
     machine.model.keep(np.arange(5, 40))
-    assert machine.device.traffic.counts == {
-        "upload": 1,
-        "call": 1,
-        "synchronize": 1,
-    }  # the one before
+    assert machine.device.traffic.counts == {"upload": 1, "call": 1, "synchronize": 1}
     assert machine.device.traffic.num_bytes["upload"] <= 8 * 64 + 256
+    append_chain(machine.model, 1, np.array([0]))
+    assert machine.device.traffic.counts["synchronize"] == 2
 
 
 def test_growth_copies_the_used_rows_on_the_device_alone(tiny_bundle):
@@ -283,24 +221,19 @@ def test_where_calls_are_recorded_addresses_last(tiny_bundle):
     assert machine.engine.num_released == num_bound - 1  # the one of the smaller caches
 
 
-def test_a_static_capacity_is_used_to_the_last_row(tiny_bundle):
+def test_a_static_capacity_is_used_to_the_last_row(tiny_bundle, on_host):
     machine = open_on_fake(tiny_bundle, capacity=40)
-    with (
-        machine.model as model,
-        load_causal_lm(tiny_bundle, "target", settings=ONE_THREAD) as on_host,
-    ):
+    with machine.model as model:
         for num_new in (35, 3, 2):
             asked = np.array([num_new - 1])
-            found, wanted = (append_chain(m, num_new, asked) for m in (model, on_host))
-            assert_same(found, wanted)
+            assert_same(append_chain(model, num_new, asked), append_chain(on_host, num_new, asked))
         with pytest.raises(CapacityError, match="41 rows, the engine holds 40"):
             append_chain(model, 1, NO_ROWS)
         assert model.num_rows == 40
-        rows = np.delete(np.arange(40), 2)
-        model.keep(rows)
-        on_host.keep(rows)
-        found, wanted = (append_chain(m, 1, np.array([0])) for m in (model, on_host))
-        assert_same(found, wanted)
+        for each in (model, on_host):
+            each.keep(np.delete(np.arange(40), 2))
+        asked = np.array([0])
+        assert_same(append_chain(model, 1, asked), append_chain(on_host, 1, asked))
     assert machine.session.rows.capacity == 0
 
 
@@ -322,8 +255,10 @@ def test_without_memory_for_growth_all_is_as_before(tiny_bundle):
 
 
 @pytest.mark.parametrize("num_rows_of_room", [1, 6])  # 6: enough for top logits alone
-def test_without_memory_for_outputs_the_rows_are_as_before(tiny_bundle, tmp_path, num_rows_of_room):
-    machine = open_on_fake(tiny_bundle) if num_rows_of_room == 1 else open_topk(tmp_path)
+def test_without_memory_for_outputs_the_rows_are_as_before(
+    tiny_bundle, topk_bundle, num_rows_of_room
+):
+    machine = open_on_fake(tiny_bundle if num_rows_of_room == 1 else topk_bundle)
     append_chain(machine.model, 10, np.array([9]))
     machine.device.room = num_rows_of_room * FULL_ROW_BYTES
     with pytest.raises(CapacityError, match=r"no memory for the outputs of 8 rows.*topk:K"):
@@ -342,9 +277,10 @@ def test_without_memory_at_the_start_everything_is_closed(tiny_bundle):
     assert (device.live, device.pinned, device.is_closed) == ({}, {}, True)
 
 
-def test_closing_frees_everything(tmp_path):
-    machine = open_topk(tmp_path)
-    warm(machine)
+def test_closing_frees_everything(topk_bundle):
+    machine = open_on_fake(topk_bundle)
+    append_forest(machine.model, [-1, 0, 0, 2, 1])
+    machine.model.keep(np.arange(1, 4))
     append_chain(machine.model, 300, np.array([299])).full.read(np.array([0]))
     machine.model.close()
     machine.model.close()
@@ -366,21 +302,14 @@ def test_a_step_beyond_the_largest_is_refused(tiny_bundle):
         session.run(inputs)
 
 
-def test_outputs_belong_to_the_caller(tiny_bundle):
-    machine = open_on_fake(tiny_bundle)
-    first = append_chain(machine.model, 2, np.array([1]))
-    kept = first.copy()
-    append_chain(machine.model, 2, np.array([1]))
-    np.testing.assert_array_equal(first, kept)
-
-
-def test_half_precision_engines_return_float32(tmp_path):
+def test_half_precision_engines_return_float32_arrays_of_the_callers(tmp_path):
     half = replace(TinyModel(), dtype="fp16")
     bundle = open_bundle(write_tiny_bundle(tmp_path / "bundle", target=half, draft=half))
     machine = open_on_fake(bundle)
     on_host = load_causal_lm(bundle, "target", settings=ONE_THREAD)
     found, wanted = (append_chain(m, 9, np.arange(9)) for m in (machine.model, on_host))
     assert found.dtype == np.float32
+    append_chain(machine.model, 9, np.arange(9))
     np.testing.assert_array_equal(found, wanted)
     assert machine.session.rows.num_bytes == 128 * ROW_BYTES // 2
 
@@ -403,7 +332,7 @@ def test_a_size_that_returns_is_replayed_and_the_number_of_recordings_is_bounded
     assert machine.device.recorded == []
 
 
-def test_a_call_that_cannot_be_recorded_goes_on_piece_by_piece(tiny_bundle):
+def test_a_call_that_cannot_be_recorded_goes_on_piece_by_piece(tiny_bundle, on_host):
     machine = open_on_fake(tiny_bundle, most_recorded=64)
     tried = []
 
@@ -412,24 +341,7 @@ def test_a_call_that_cannot_be_recorded_goes_on_piece_by_piece(tiny_bundle):
         raise CapacityError("no memory for the intermediate results of a call")
 
     machine.device.record = record
-    with (
-        machine.model as model,
-        load_causal_lm(tiny_bundle, "target", settings=ONE_THREAD) as on_host,
-    ):
-        for _ in range(8):
-            found, wanted = (append_chain(m, 3, np.array([2])) for m in (model, on_host))
-            assert_same(found, wanted)
+    for _ in range(8):
+        found, wanted = (append_chain(m, 3, np.array([2])) for m in (machine.model, on_host))
+        assert_same(found, wanted)
     assert len(tried) == 3
-
-
-def test_a_prune_waits_only_before_its_row_numbers_are_overwritten(tiny_bundle):
-    machine = open_on_fake(tiny_bundle)
-    append_chain(machine.model, 20, np.array([19]))
-    waits = machine.device.traffic.counts
-    waits.clear()
-    machine.model.keep(np.delete(np.arange(20), 3))
-    assert waits["synchronize"] == 0
-    machine.model.keep(np.delete(np.arange(19), 3))
-    assert waits["synchronize"] == 1
-    append_chain(machine.model, 1, np.array([0]))
-    assert waits["synchronize"] == 2

@@ -47,20 +47,6 @@ def test_rows_of_a_sound_in_windows(num_frames, num_rows):
         assert len(each.inputs["input_features"]) <= 2
 
 
-@pytest.mark.parametrize("shape", [(4, 0), (3, 10), (10,), (1, 4, 10)])
-def test_features_of_another_shape_are_refused(shape):
-    with pytest.raises(InputError, match="expected \\(4, number of frames\\)"):
-        SOUND.pieces(np.zeros(shape, np.float32))
-
-
-def test_pieces_are_refused_without_rows_or_numbers():
-    with pytest.raises(InputError, match="has 0 rows"):
-        GivenPiece({}, 0)
-    for wrong in (np.array([np.nan]), np.array([np.inf], np.float32), np.array(["a"])):
-        with pytest.raises(InputError, match="no finite numbers"):
-            GivenPiece({"values": wrong}, 1)
-
-
 def test_the_values_of_a_piece_are_copied_and_never_written():
     values = np.zeros((2, 3), np.float32)
     made = GivenPiece({"values": values}, 3)
@@ -121,14 +107,14 @@ def test_rows_that_are_alike_end_before_the_first_piece_that_differs(other, expe
 
 
 def test_rows_that_are_alike_end_before_another_position_too():
-    def placed(*columns):
+    def on_axes(*columns):
         return prompt([1, 9, 9, 2], piece(0, 2), positions=np.array(columns).T)
 
-    one = placed((0, 0), (1, 1), (1, 2))
-    assert num_alike(one, placed((0, 0), (1, 1), (2, 1))) == 2
-    assert num_alike(one, placed((0, 1), (1, 1), (1, 2))) == 0
+    one = on_axes((0, 0), (1, 1), (1, 2))
+    assert num_alike(one, on_axes((0, 0), (1, 1), (2, 1))) == 2
+    assert num_alike(one, on_axes((0, 1), (1, 1), (1, 2))) == 0
     assert num_alike(one, None) == 1
-    assert num_alike(placed((1, 1), (1, 1), (1, 2)), None) == 0
+    assert num_alike(on_axes((1, 1), (1, 1), (1, 2)), None) == 0
     longer = prompt(
         [1, 9, 9, 2, 9], piece(0, 2), piece(1, 1), positions=np.array([[0, 1, 1, 3, 4]] * 2)
     )
@@ -153,22 +139,6 @@ def test_positions_on_axes_go_on_after_the_largest():
     )
 
 
-@pytest.mark.parametrize(
-    ("places", "pieces", "positions", "words"),
-    [
-        ([], (), None, "0 places for given rows, but 0 pieces"),
-        ([1, 2], (piece(0, 1),), None, "2 places for given rows, but 1 pieces with 1 rows"),
-        ([2, 1], (piece(0, 2),), None, "not increasing"),
-        ([1, 1], (piece(0, 2),), None, "not increasing"),
-        ([-1, 1], (piece(0, 2),), None, "not increasing"),
-        ([1, 2], (piece(0, 2),), np.zeros((3, 4), int), r"expected \(axes, 3\)"),
-    ],
-)
-def test_contradictions_are_refused(places, pieces, positions, words):
-    with pytest.raises(InputError, match=words):
-        GivenPrompt(np.array(places, np.int64), pieces, positions)
-
-
 def test_a_sound_in_a_manifest_is_checked():
     made = typed(ChunkedSound, {**vars(SOUND)}, "sound")
     made.check("sound")
@@ -176,3 +146,35 @@ def test_a_sound_in_a_manifest_is_checked():
     for name, value in (("window_frames", 150), ("num_mels", 0), ("least_samples", 10**9)):
         with pytest.raises(BundleError, match=f"sound: {name} is {value}"):
             typed(ChunkedSound, {**vars(SOUND), name: value}, "sound").check("sound")
+
+
+def placed(places, pieces, positions=None):
+    return GivenPrompt(np.array(places, np.int64), pieces, positions)
+
+
+REFUSED = [  # (what makes it, what is said)
+    *(
+        (
+            lambda shape=shape: SOUND.pieces(np.zeros(shape, np.float32)),
+            r"expected \(4, number of",
+        )
+        for shape in ((4, 0), (3, 10), (10,), (1, 4, 10))
+    ),
+    *(
+        (lambda values=values: GivenPiece({"values": values}, 1), "no finite numbers")
+        for values in (np.array([np.nan]), np.array([np.inf], np.float32), np.array(["a"]))
+    ),
+    (lambda: GivenPiece({}, 0), "has 0 rows"),
+    (lambda: placed([], ()), "0 places for given rows, but 0 pieces"),
+    (lambda: placed([1, 2], (piece(0, 1),)), "2 places for given rows, but 1 pieces with 1 rows"),
+    (lambda: placed([2, 1], (piece(0, 2),)), "not increasing"),
+    (lambda: placed([1, 1], (piece(0, 2),)), "not increasing"),
+    (lambda: placed([-1, 1], (piece(0, 2),)), "not increasing"),
+    (lambda: placed([1, 2], (piece(0, 2),), np.zeros((3, 4), int)), r"expected \(axes, 3\)"),
+]
+
+
+@pytest.mark.parametrize(("make", "words"), REFUSED)
+def test_senseless_pieces_and_prompts_are_refused(make, words):
+    with pytest.raises(InputError, match=words):
+        make()

@@ -15,6 +15,7 @@ from dsbd_runtime.parts.given.given_encoder import GivenEncoder
 from dsbd_runtime.parts.given.given_prompt import GivenPiece, GivenPrompt
 from dsbd_runtime.parts.given.given_rows import GivenEntry, GivenRows, GivenRowsEntry, embeddings_of
 from dsbd_runtime.parts.part import Call, DevicePlace, GraphContract
+from tests.runtime.fakes import RecordingBinder, described
 from tests.runtime.test_given_prompt import SOUND
 
 ORT = import_ort()
@@ -29,10 +30,10 @@ class FakeEngine:
     num_missing = 0
 
     def get_inputs(self):
-        return [SimpleNamespace(name=name, **vars(s)) for name, s in CONTRACT.inputs.items()]
+        return described(CONTRACT.inputs)
 
     def get_outputs(self):
-        return [SimpleNamespace(name=name, **vars(s)) for name, s in CONTRACT.outputs.items()]
+        return described(CONTRACT.outputs)
 
     def run_with_ort_values(self, names, feeds):
         first = float(feeds["input_features"].numpy()[0, 0, 0])
@@ -41,16 +42,6 @@ class FakeEngine:
         rows = first + np.arange(len(feeds["kept_rows"].numpy()) - self.num_missing)
         found = np.repeat(rows[:, None], ENTRY.row_width, axis=1).astype(np.float32)
         return [ORT.OrtValue.ortvalue_from_numpy(found)]
-
-
-class Binder:
-    """Arrays that a call binds."""
-
-    def __init__(self):
-        self.arrays = {}
-
-    def write(self, arrays):
-        self.arrays = arrays
 
 
 def pieces_of(value, num_frames):
@@ -71,7 +62,7 @@ def part_with(engine, most_rows=10**6):
 
 
 def bound(part, *forwards):
-    call, binder = Call(joined_forward(forwards), 0), Binder()
+    call, binder = Call(joined_forward(forwards), 0), RecordingBinder()
     part.bind(call, binder)
     return binder.arrays, call.returned.get("reading")
 
@@ -169,15 +160,11 @@ def test_other_sources_are_refused():
         with pytest.raises(InputError, match="expected a GivenPrompt"):
             bound(part, forward([0], source))
     part.read(None)
-
-
-def test_the_source_of_another_prompt_is_refused():
-    part, wrong = part_with(FakeEngine()), forward([0, 1, 2], PROMPT)
-    wrong.token_ids = np.array([5, 9, 7])  # the first is not given
-    with pytest.raises(
-        InputError, match=r"the token 7 at the place of a given row, .* placeholder 9"
-    ):
-        bound(part, wrong)
+    another = forward([0, 1, 2], PROMPT)
+    another.token_ids = np.array([5, 9, 7])  # the first is not given
+    words = "the token 7 at the place of a given row, .* placeholder 9"
+    with pytest.raises(InputError, match=words):
+        bound(part, another)
 
 
 WRONG = [
@@ -190,10 +177,7 @@ WRONG = [
         {"input_features": np.zeros((1, 4, 100)), "kept_rows": np.arange(2)},
         "input_features is float64",
     ),
-    (
-        {**SHORT[0].inputs, "pixels": np.zeros(3)},
-        "pixels is float64 .* expects no such input",
-    ),
+    ({**SHORT[0].inputs, "pixels": np.zeros(3)}, "pixels is float64 .* expects no such input"),
 ]
 
 
@@ -221,7 +205,7 @@ def test_a_failed_run_of_the_encoder_leaves_the_memory_as_it_was():
 def test_of_several_prompts_the_one_that_cannot_be_read_is_returned_with_its_error():
     part, unlucky = part_with(FakeEngine()), GivenPrompt(np.arange(3), pieces_of(13, 17))
     joined = joined_forward([forward([0, 1], unlucky), forward([1, 2], PROMPT)])
-    call, binder = Call(joined, 0), Binder()
+    call, binder = Call(joined, 0), RecordingBinder()
     part.bind(call, binder)
     assert binder.arrays["given_rows"].tolist() == [2, 3]
     assert binder.arrays["given_embeddings"][:, 0].tolist() == [100, 101]
@@ -231,34 +215,22 @@ def test_of_several_prompts_the_one_that_cannot_be_read_is_returned_with_its_err
 
 def test_devices_refuse_given_rows_in_one_sentence():
     place = DevicePlace(device=SimpleNamespace(name="cuda"), rows=None)
-    with pytest.raises(
-        ProviderError, match=r"^cuda reads no prompts with sound or pictures; run it"
-    ):
+    with pytest.raises(ProviderError, match=r"^cuda reads no prompts with sound or pictures; run"):
         GivenRowsEntry(given=ENTRY).on_device(place)
 
 
 def test_the_contract_of_the_graph():
     contract = GivenRowsEntry(given=ENTRY).contract()
     shapes = {name: spec.shape for name, spec in contract.inputs.items()}
-    assert shapes == {
-        "given_rows": ("E",),
-        "given_embeddings": ("E", 6),
-        "position_ids": (2, "S"),
-    }
+    assert shapes == {"given_rows": ("E",), "given_embeddings": ("E", 6), "position_ids": (2, "S")}
     one_axis = GivenEntry(**{**vars(ENTRY), "position_axes": 1})
     assert "position_ids" not in GivenRowsEntry(given=one_axis).contract().inputs
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("width", 0),
-        ("levels", -1),
-        ("levels", 4),
-        ("position_axes", 4),
-        ("placeholder_token_id", 10),
-    ],
-)
+WRONG_FIELDS = [("width", 0), ("levels", -1), ("levels", 4), ("position_axes", 4)]
+
+
+@pytest.mark.parametrize(("field", "value"), [*WRONG_FIELDS, ("placeholder_token_id", 10)])
 def test_entries_are_checked(field, value):
     ENTRY.check(10, 4, "given")
     with pytest.raises(BundleError, match=f"given: {field} is {value}"):

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from dsbd_runtime.bundle_files import durable_files
-from dsbd_runtime.bundle_files.bundle import ROLES, open_bundle, sha256_of, write_manifest
-from dsbd_runtime.bundle_files.durable_files import checksum, put_in_place, sync_folder
+from dsbd_runtime.bundle_files.bundle import ROLES, open_bundle, write_manifest
+from dsbd_runtime.bundle_files.durable_files import checksum, put_in_place
 from dsbd_runtime.bundle_files.manifest import MANIFEST_NAME
 from dsbd_runtime.bundle_files.staging import new_bundle, swap_folders
 from dsbd_runtime.errors import BundleError
@@ -32,18 +32,45 @@ def write_small_bundle(path, content="x"):
         write_manifest(folder, versions={"dsbd-ort": "0"}, target=ENTRY, draft=ENTRY)
 
 
+def write(output, content):
+    with new_bundle(output) as folder:
+        fill(folder, content)
+
+
+def fill(folder, content):
+    (folder / MANIFEST_NAME).write_text(content)
+
+
+def written(output):
+    return (output / MANIFEST_NAME).read_text()
+
+
 def names_in(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_a_written_bundle_opens(tmp_path):
-    write_small_bundle(tmp_path / "deep" / "down" / "bundle")
-    bundle = open_bundle(tmp_path / "deep" / "down" / "bundle", verify=True)
+def test_a_written_bundle_opens_and_is_replaced_as_a_whole(tmp_path):
+    place = tmp_path / "deep" / "down" / "bundle"
+    write_small_bundle(place)
+    bundle = open_bundle(place, verify=True)
     assert bundle.manifest.versions == {"dsbd-ort": "0"}
     assert bundle.manifest.files["tokenizer.json"].size == 2
-    assert names_in(tmp_path / "deep" / "down") == ["bundle"]
-    mode = stat.S_IMODE(os.stat(bundle.path).st_mode)
-    assert mode == 0o755
+    assert bundle.manifest.files["target/model.onnx"].sha256.startswith("2d711642b726b044")  # of x
+    assert stat.S_IMODE(os.stat(place).st_mode) == 0o755
+    (place / "leftover").write_text("x")
+    write_small_bundle(place, "new")
+    assert names_in(place.parent) == ["bundle"] and not (place / "leftover").exists()
+    assert (place / "target" / "model.onnx").read_text() == "new"
+    open_bundle(place, verify=True)
+
+
+def test_a_link_to_a_bundle_stays_a_link_and_an_empty_folder_becomes_a_bundle(tmp_path):
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    for content in ("old", "new"):
+        write(tmp_path / "link", content)
+        assert (tmp_path / "link").is_symlink() and written(tmp_path / "real") == content
+    assert names_in(tmp_path) == ["link", "real"]
 
 
 def test_it_is_synced_before_it_has_its_name(tmp_path, synced):
@@ -52,11 +79,6 @@ def test_it_is_synced_before_it_has_its_name(tmp_path, synced):
     (partial,) = {path for path in synced if ".bundle.partial-" in path.name}
     assert {path.name for path in synced if path.is_relative_to(partial)} == names | {partial.name}
     assert synced[-1] == tmp_path
-
-
-def test_hashes_are_sha256(tmp_path):
-    (tmp_path / "file").write_bytes(b"abc")
-    assert sha256_of(tmp_path / "file").startswith("ba7816bf8f01cfea414140de5dae2223")
 
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
@@ -69,44 +91,6 @@ def test_an_error_leaves_nothing_or_the_old_bundle(tmp_path, error):
             raise error("export")
         assert names_in(tmp_path) == left
     open_bundle(tmp_path / "bundle", verify=True)
-
-
-def test_a_bundle_is_replaced_as_a_whole(tmp_path):
-    write_small_bundle(tmp_path / "bundle", "old")
-    (tmp_path / "bundle" / "leftover").write_text("x")
-    write_small_bundle(tmp_path / "bundle", "new")
-    assert names_in(tmp_path) == ["bundle"]
-    assert not (tmp_path / "bundle" / "leftover").exists()
-    assert (tmp_path / "bundle" / "target" / "model.onnx").read_text() == "new"
-    open_bundle(tmp_path / "bundle", verify=True)
-
-
-def test_a_link_to_a_bundle_stays_a_link(tmp_path):
-    write_small_bundle(tmp_path / "real", "old")
-    (tmp_path / "link").symlink_to(tmp_path / "real")
-    write_small_bundle(tmp_path / "link", "new")
-    assert (tmp_path / "link").is_symlink()
-    assert (tmp_path / "real" / "target" / "model.onnx").read_text() == "new"
-    assert names_in(tmp_path) == ["link", "real"]
-
-
-def test_an_empty_folder_may_become_a_bundle(tmp_path):
-    (tmp_path / "bundle").mkdir()
-    write_small_bundle(tmp_path / "bundle")
-    open_bundle(tmp_path / "bundle")
-
-
-@pytest.mark.parametrize("is_folder", [True, False])
-def test_what_is_no_bundle_is_not_replaced(tmp_path, is_folder):
-    foreign = tmp_path / "precious"
-    if is_folder:
-        foreign.mkdir()
-        (foreign / "thesis.txt").write_text("x")
-    else:
-        foreign.write_text("x")
-    with pytest.raises(BundleError, match="exists and is not a bundle"):
-        write_small_bundle(foreign)
-    assert names_in(tmp_path) == ["precious"]
 
 
 def test_a_parent_that_takes_nothing_is_one_line(tmp_path):
@@ -129,15 +113,6 @@ CRASHES = Path(__file__).with_name("crashes.py")
 def no_swap(_first, _second):
     """A file system that cannot swap."""
     return False
-
-
-def write(output, content):
-    with new_bundle(output) as folder:
-        fill(folder, content)
-
-
-def fill(folder, content):
-    (folder / MANIFEST_NAME).write_text(content)
 
 
 @pytest.mark.parametrize("has_old", [True, False])
@@ -163,9 +138,8 @@ def test_the_last_export_to_finish_stays(tmp_path, swap):
         with new_bundle(output, swap=swap) as second:
             fill(second, "second")
             assert first.is_dir() and second.is_dir() and not output.exists()
-        assert (output / MANIFEST_NAME).read_text() == "second"
-        assert (first / MANIFEST_NAME).read_text() == "first"
-    assert (output / MANIFEST_NAME).read_text() == "first"
+        assert (written(output), written(first)) == ("second", "first")
+    assert written(output) == "first"
     assert names_in(tmp_path) == ["bundle"]
 
 
@@ -188,19 +162,29 @@ def test_a_running_export_of_another_process_is_left_alone(tmp_path):
         assert len(names_in(tmp_path)) == 3  # the bundle, what is being written, and its lock
         slow.communicate()
     assert slow.returncode == 0
-    assert (output / MANIFEST_NAME).read_text() == "slow"
+    assert written(output) == "slow"
     assert names_in(tmp_path) == ["bundle"]
 
 
+@pytest.mark.parametrize("is_folder", [True, False])
+@pytest.mark.parametrize("is_there_before", [True, False])
 @pytest.mark.parametrize("swap", [swap_folders, no_swap])
-def test_what_came_into_the_way_is_not_replaced(tmp_path, swap):
-    output = tmp_path / "bundle"
+def test_what_is_no_bundle_is_not_replaced(tmp_path, is_folder, is_there_before, swap):
+    output = tmp_path / "precious"
+
+    def come():
+        if is_folder:
+            output.mkdir()
+        (output / "thesis.txt" if is_folder else output).write_text("x")
+
+    if is_there_before:
+        come()
     with pytest.raises(BundleError, match="exists and is not a bundle"):
         with new_bundle(output, swap=swap) as folder:
             fill(folder, "new")
-            output.mkdir()
-            (output / "thesis.txt").write_text("x")
-    assert names_in(tmp_path) == ["bundle"] and names_in(output) == ["thesis.txt"]
+            come()
+    assert names_in(tmp_path) == ["precious"]
+    assert (output / "thesis.txt" if is_folder else output).read_text() == "x"
 
 
 def test_remains_of_other_outputs_are_left_alone(tmp_path):
@@ -208,16 +192,6 @@ def test_remains_of_other_outputs_are_left_alone(tmp_path):
     (tmp_path / ".bundle.partial-12345678").mkdir()
     write(tmp_path / "bundle", "new")
     assert names_in(tmp_path) == [".other.partial-12345678", "bundle"]
-
-
-def test_folders_are_swapped_whole(tmp_path):
-    for name in ("a", "b"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "content").write_text(name)
-    assert swap_folders(tmp_path / "a", tmp_path / "b")
-    assert (tmp_path / "a" / "content").read_text() == "b"
-    assert (tmp_path / "b" / "content").read_text() == "a"
-    assert not swap_folders(tmp_path / "a", tmp_path / "absent")
 
 
 @pytest.fixture
@@ -246,23 +220,17 @@ def test_every_bit_and_every_length_counts(small_chunks, tmp_path):
     assert len(found) == 1 + len(damaged)
 
 
-def test_all_that_is_in_a_folder_is_synced(tmp_path, synced):
-    (tmp_path / "a" / "b").mkdir(parents=True)
-    for name in ("x", "a/y", "a/b/z"):
-        (tmp_path / name).write_text(name)
-    sync_folder(tmp_path)
-    assert sorted(synced) == sorted([tmp_path, *tmp_path.rglob("*")])
-
-
 @pytest.mark.parametrize("is_folder", [True, False])
 def test_what_is_put_in_place_is_synced_before(tmp_path, synced, is_folder):
     partial, place = tmp_path / "partial", tmp_path / "place"
     if is_folder:
-        partial.mkdir()
-        (partial / "x").write_text("new")
+        (partial / "a" / "b").mkdir(parents=True)
+        for name in ("x", "a/y", "a/b/z"):
+            (partial / name).write_text("new")
     else:
         partial.write_text("new")
         place.write_text("old")
+    inside = [partial, *partial.rglob("*")]
     put_in_place(partial, place)
-    assert synced == [*([partial / "x"] if is_folder else []), partial, tmp_path]
+    assert sorted(synced[:-1]) == sorted(inside) and synced[-1] == tmp_path
     assert (place / "x" if is_folder else place).read_text() == "new" and not partial.exists()

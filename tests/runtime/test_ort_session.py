@@ -1,23 +1,27 @@
-"""ONNX Runtime session: in place, on shared memory, and clear about what it cannot open."""
+"""ONNX Runtime session and its caches: in place, growing, clear about what it cannot open."""
 
 import os
 import sys
 import tracemalloc
 import weakref
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import onnxruntime as ort
 import pytest
 
-from dsbd_runtime.engine.settings import EngineSettings
-from dsbd_runtime.errors import BundleError, DsbdError, EngineError, InputError, ProviderError
+from dsbd_runtime.errors import BundleError, CapacityError, DsbdError, EngineError
 from dsbd_runtime.ort.ort_module import LOG_WARNINGS, saturates_int8_products
 from dsbd_runtime.ort.ort_session import OrtSession
 from dsbd_runtime.parts.attention.attention_rows import ATTENTION_MASK, SRC_ROWS, WRITE_INDICES
-from dsbd_runtime.parts.attention.cache_entries import past_name, present_name
-from dsbd_runtime.parts.attention.kv_cache import KVCache
+from dsbd_runtime.parts.attention.cache_entries import (
+    AttentionRows,
+    ConvolutionRows,
+    equal_caches,
+    past_name,
+    present_name,
+)
+from dsbd_runtime.parts.attention.kv_cache import KVCache, bucket_capacity, row_bytes
 from tests.ort_sessions import cpu_session
 from tests.runtime.model_calls import ONE_THREAD, engine_inputs, tiny_session
 from tests.runtime.tiny_graph import TinyModel
@@ -142,11 +146,17 @@ def test_growth_lets_go_of_each_old_buffer_before_the_next(tmp_path):
     assert peak - before < session.rows.num_bytes - old_bytes + 2 * one_buffer
 
 
-def test_a_closed_session_says_so(tiny_bundle):
+def test_a_closed_session_says_so_and_releases_its_engine(tiny_bundle):
+    """The binding holds the engine, whose packed weights are as large as the model."""
     session = session_of(tiny_bundle)
+    binding = weakref.ref(session._binder._binding)
     inputs = step_inputs(session.rows.capacity, 1)
+    session.run(inputs)
+    if (maps := Path("/proc/self/maps")).exists():
+        assert f"{tiny_bundle.model_path('target')}.data" in maps.read_text()  # not read to memory
     session.close()
     session.close()
+    assert binding() is None
     assert (session.rows.capacity, session.rows.num_bytes) == (0, 0)
     for call in (
         lambda: session.run(inputs),
@@ -157,56 +167,17 @@ def test_a_closed_session_says_so(tiny_bundle):
             call()
 
 
-def test_a_closed_session_releases_its_engine(tiny_bundle):
-    """The binding holds the engine, whose packed weights are as large as the model."""
-    session = session_of(tiny_bundle)
-    binding = weakref.ref(session._binder._binding)
-    session.run(step_inputs(session.rows.capacity, 1))
-    session.close()
-    assert binding() is None
-
-
+@pytest.mark.parametrize("name", ["model.onnx", "model.onnx.data"])
 @pytest.mark.parametrize("content", [b"", b"hello", b"\xff" * 4096, None])
-def test_a_damaged_engine_is_one_line(tiny_bundle, tmp_path, content):
-    good = tiny_bundle.model_path("target").read_bytes()
-    path = tmp_path / "model.onnx"
-    path.write_bytes(good[: len(good) // 2] if content is None else content)
-    with pytest.raises(BundleError, match=r"cannot load .*model\.onnx") as caught:
-        OrtSession(path, tiny_bundle.entry("target"))
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("num_bytes", [None, 3000])
-def test_missing_or_short_weights_are_one_line(bundle_copy, num_bytes):
-    weights = bundle_copy / "target" / "model.onnx.data"
-    if num_bytes is None:
-        weights.unlink()
-    else:
-        weights.write_bytes(weights.read_bytes()[:num_bytes])
+def test_a_damaged_engine_or_its_weights_are_one_line(bundle_copy, name, content):
+    path = bundle_copy / "target" / name
+    path.write_bytes(path.read_bytes()[:3000] if content is None else content)
     with pytest.raises(BundleError, match=r"cannot load .*model\.onnx") as caught:
         OrtSession(bundle_copy / "target" / "model.onnx", TinyModel().entry())
     assert "\n" not in str(caught.value)
-
-
-def test_weights_are_memory_mapped(tiny_bundle):
-    session = session_of(tiny_bundle)
-    maps = Path("/proc/self/maps")
-    if not maps.exists():
-        pytest.skip("needs /proc")
-    assert f"{tiny_bundle.model_path('target')}.data" in maps.read_text()
-    session.close()
-
-
-@pytest.mark.parametrize("num_threads", [0, -1, 10**9, 1.5, True])
-def test_threads_must_be_positive(tiny_bundle, num_threads):
-    with pytest.raises(InputError, match=f"num_threads is {num_threads}"):
-        session_of(tiny_bundle, settings=EngineSettings(num_threads=num_threads))
-
-
-def test_a_type_that_the_provider_lacks_is_refused(tiny_bundle):
-    entry = replace(tiny_bundle.entry("target"), dtype="bf16")
-    with pytest.raises(ProviderError, match=r"is in bf16, provider 'cpu' runs fp32, fp16"):
-        OrtSession(tiny_bundle.model_path("target"), entry)
+    path.unlink()
+    with pytest.raises(BundleError, match=r"cannot load .*model\.onnx"):
+        OrtSession(bundle_copy / "target" / "model.onnx", TinyModel().entry())
 
 
 def test_a_call_that_fails_names_the_engine_and_what_was_asked(tmp_path):
@@ -224,23 +195,89 @@ def test_a_call_that_fails_names_the_engine_and_what_was_asked(tmp_path):
     assert np.isfinite(call.returned["logits"].values).all()
 
 
+GEOMETRY = equal_caches(3, num_heads=2, head_dim=4, dtype="fp32")
+
+CAPACITIES = {0: 128, 128: 128, 129: 256, 257: 320, 385: 448, 512: 512, 513: 576, 769: 832}
+CAPACITIES |= {1024: 1024, 1025: 1152, 1537: 1664, 32_769: 36_864}
+
+
+def test_capacities_by_the_rows_that_are_needed():
+    assert {num_rows: bucket_capacity(num_rows) for num_rows in CAPACITIES} == CAPACITIES
+
+
+def test_long_caches_have_at_most_a_ninth_free_and_always_fit():
+    for num_rows in range(513, 9000):
+        assert num_rows <= bucket_capacity(num_rows) < 1.125 * num_rows
+
+
+def test_too_little_memory_leaves_the_caches_as_they_were():
+    class ScarceCache(KVCache):
+        """Has memory for three buffers of 256 rows."""
+
+        num_large = 0
+
+        def _new_buffer(self, old, capacity):
+            if capacity == 256:
+                self.num_large += 1
+                if self.num_large > 3:
+                    raise MemoryError
+            return super()._new_buffer(old, capacity)
+
+    cache = ScarceCache(GEOMETRY)
+    for index, buffer in enumerate(cache.buffers.values()):
+        buffer[:] = index + 1
+    for num_rows in (256, 1 << 50):  # the second: beyond the address space of any machine
+        with pytest.raises(CapacityError, match=rf"no memory for .* {num_rows} rows, .*shorten"):
+            cache.resize(num_rows, 50)
+    assert cache.capacity == 128
+    for index, buffer in enumerate(cache.buffers.values()):
+        assert buffer.shape[2] == 128
+        assert (buffer[:, :, :50] == index + 1).all()
+
+
+def test_rows_that_nothing_has_written_may_be_other_than_zero():
+    """The export's gate fills them with noise, which no masked row may show."""
+    numbers = iter(range(1, 100))
+    cache = KVCache(GEOMETRY, new_rows=lambda shape, dtype: np.full(shape, next(numbers), dtype))
+    assert [buffer.flat[0] for buffer in cache.buffers.values()] == [1, 2, 3, 4, 5, 6]
+    cache.resize(256, 100)
+    for number, buffer in enumerate(cache.buffers.values(), start=1):
+        assert (buffer[:, :, :100] == number).all() and (buffer[:, :, 100:] == number + 6).all()
+    cache.resize(256, 0)  # it starts again
+    assert all((buffer > 12).all() for buffer in cache.buffers.values())
+
+
+MIXED = [  # a layer with latents, one without rows, one with wide heads in another precision
+    AttentionRows(layer=0, num_heads=1, key_width=8, value_width=2, dtype="fp32"),
+    AttentionRows(layer=2, num_heads=3, key_width=16, value_width=16, dtype="fp16"),
+    ConvolutionRows(layer=3, width=6, num_ancestors=2, dtype="fp32"),
+]
+
+
+def test_layers_may_cache_rows_of_different_shapes():
+    cache = KVCache(MIXED)
+    assert {key: buffer.shape for key, buffer in cache.buffers.items()} == {
+        (0, "key"): (1, 1, 128, 8),
+        (0, "value"): (1, 1, 128, 2),
+        (2, "key"): (1, 3, 128, 16),
+        (2, "value"): (1, 3, 128, 16),
+        (3, "convolution"): (1, 1, 128, 6),
+    }
+    assert row_bytes(MIXED) == (8 + 2) * 4 + 3 * (16 + 16) * 2 + 6 * 4
+    cache.resize(256, 0)
+    assert cache.num_bytes == 256 * row_bytes(MIXED)
+
+
 FLAGS = "processor : 0\nflags\t\t: fpu avx2 {}\nbugs : none\n"
 
 
-@pytest.mark.parametrize(
-    ("machine", "flag", "saturates"),
-    [
-        ("x86_64", "avx512_vnni", False),
-        ("AMD64", "avx_vnni", False),
-        ("x86_64", "avx512f", True),
-        ("aarch64", "", False),
-    ],
-)
+MACHINES = [("x86_64", "avx512_vnni", False), ("AMD64", "avx_vnni", False)]
+MACHINES += [("x86_64", "avx512f", True), ("aarch64", "", False)]
+
+
+@pytest.mark.parametrize(("machine", "flag", "saturates"), MACHINES)
 def test_x86_without_vnni_saturates(machine, flag, saturates, tmp_path):
     cpu_info = tmp_path / "cpuinfo"
     cpu_info.write_text(FLAGS.format(flag))
     assert saturates_int8_products(machine, cpu_info) is saturates
-
-
-def test_an_unknown_x86_is_taken_for_one_that_saturates(tmp_path):
-    assert saturates_int8_products("AMD64", tmp_path / "nothing here")
+    assert saturates_int8_products(machine, tmp_path / "none") is (machine != "aarch64")

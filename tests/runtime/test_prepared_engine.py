@@ -56,13 +56,10 @@ def test_a_prepared_engine_has_the_bits_of_the_bundle(tiny_bundle, tmp_path):
     before = written(only(folder))
     np.testing.assert_array_equal(logits_of(tiny_bundle, engine_cache=folder), plain)
     assert written(only(folder)) == before  # the second opening only read
-
-
-def test_target_and_draft_have_one_each(tiny_bundle, tmp_path):
     for _ in range(2):
-        target, draft = load_pair(tiny_bundle, settings=settings_of(tmp_path))
+        target, draft = load_pair(tiny_bundle, settings=settings_of(folder))
         with target, draft:
-            assert len(list(tmp_path.iterdir())) == 2
+            assert len(list(folder.iterdir())) == 2
 
 
 def test_openers_at_the_same_time_leave_one(tiny_bundle, tmp_path):
@@ -185,8 +182,7 @@ def test_other_files_of_a_bundle_have_another(bundle_copy, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("lacking", "said"),
-    [("room", "bytes are free, it may take"), ("folder", "Not a directory")],
+    ("lacking", "said"), [("room", "bytes are free, it may take"), ("folder", "Not a directory")]
 )
 def test_without_room_an_engine_opens_as_it_is(tiny_bundle, tmp_path, caplog, lacking, said):
     prepared = PreparedEngine.of_bundle(tmp_path / "engines", tiny_bundle, "target")
@@ -204,35 +200,25 @@ def test_without_room_an_engine_opens_as_it_is(tiny_bundle, tmp_path, caplog, la
     assert not list(tmp_path.glob("engines/*"))
 
 
-def test_a_file_is_no_folder(tiny_bundle, tmp_path):
-    (tmp_path / "file").touch()
-    with pytest.raises(InputError, match=r"engine_cache is .*, which is a file; expected a folder"):
-        logits_of(tiny_bundle, engine_cache=tmp_path / "file")
-
-
-def test_a_damaged_bundle_is_the_bundles_error(bundle_copy, tmp_path):
+def test_a_damaged_bundle_is_the_bundles_error_and_a_file_is_no_folder(bundle_copy, tmp_path):
     bundle = open_bundle(bundle_copy)
     (bundle_copy / "target" / "model.onnx").write_bytes(b"no graph")
     with pytest.raises(BundleError, match=r"cannot load .*target.model\.onnx"):
         logits_of(bundle, engine_cache=tmp_path / "engines")
     assert list((tmp_path / "engines").iterdir()) == []
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match=r"engine_cache is .*, which is a file; expected a folder"):
+        logits_of(bundle, engine_cache=tmp_path / "file")
 
 
-def test_what_a_killed_opener_left_is_cleared(tiny_bundle, tmp_path):
-    left = tmp_path / ".new-killed" / "engine"
-    left.mkdir(parents=True)
-    (left / "model.bin").write_bytes(b"half")
-    logits_of(tiny_bundle, engine_cache=tmp_path)
-    assert only(tmp_path)
-
-
-def test_what_another_opener_is_making_stays(tiny_bundle, tmp_path):
-    making = tmp_path / ".new-living"
-    making.mkdir()
-    descriptor = os.open(making, os.O_RDONLY)
+def test_what_a_killed_opener_left_is_cleared_and_what_another_makes_stays(tiny_bundle, tmp_path):
+    for name in ("killed", "living"):
+        (tmp_path / f".new-{name}" / "engine").mkdir(parents=True)
+        (tmp_path / f".new-{name}" / "engine" / "model.bin").write_bytes(b"half")
+    descriptor = os.open(tmp_path / ".new-living", os.O_RDONLY)
     try:
         assert lock_descriptor(descriptor, blocking=False)
         logits_of(tiny_bundle, engine_cache=tmp_path)
-        assert making.exists()
+        assert len(list(tmp_path.iterdir())) == 2 and (tmp_path / ".new-living" / "engine").exists()
     finally:
         os.close(descriptor)

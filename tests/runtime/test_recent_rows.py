@@ -24,7 +24,6 @@ class PathEngine:
         self.memory = StateMemory()
         self.recent = RecentPaths(self.memory, NUM_ANCESTORS)
         self.paths = []  # by row of the cache, its tokens
-        self.seen = np.zeros((0, 0), np.bool_)
         self.num_again = 0
 
     def forward(self, forward):
@@ -74,7 +73,6 @@ class Forest:
     def append(self, parents):
         """Append rows below others, -1 for none, which may be new ones."""
         old, num_new = len(self.seen), len(parents)
-        mask = np.zeros((num_new, old + num_new), np.bool_)
         whole = np.zeros((old + num_new, old + num_new), np.bool_)
         whole[:old, :old] = self.seen
         for row, parent in enumerate(parents, old):
@@ -116,9 +114,8 @@ def test_random_forests_read_whole_paths(seed):
             parents.append(int(rng.integers(-1, first)))
         forest.append(parents)
         new = range(first, len(forest.seen))
-        leaves = rng.choice(
-            new, size=min(len(new), int(rng.integers(1, 4))), replace=False
-        ).tolist()
+        size = min(len(new), int(rng.integers(1, 4)))
+        leaves = rng.choice(new, size=size, replace=False).tolist()
         if rng.random() < 0.4:
             leaves = forest.keep(sorted(leaves))
     assert max(forest.engine.memory.folds, default=0) < 1000

@@ -29,16 +29,6 @@ def random_texts(rng):
         yield "".join(chr(int(code)) for code in codes)
 
 
-def test_random_texts_stream_to_what_decode_says(any_tokenizer):
-    rng = np.random.default_rng(0)
-    for text in random_texts(rng):
-        ids = any_tokenizer.encode(text)
-        assert "".join(streamed(any_tokenizer, [[i] for i in ids])) == any_tokenizer.decode(ids)
-        cuts = sorted(rng.integers(0, len(ids) + 1, 3).tolist())
-        groups = [ids[a:b] for a, b in itertools.pairwise([0, *cuts, len(ids)])]
-        assert "".join(streamed(any_tokenizer, groups)) == any_tokenizer.decode(ids)
-
-
 @pytest.mark.parametrize("seed", range(24))
 def test_any_tokens_stream_to_what_decode_says(any_tokenizer, seed):
     """Invalid bytes, special tokens, ids outside the vocabulary, few tokens many times."""
@@ -75,11 +65,14 @@ def continued(tokenizer, ids, cut):
     return whole_text(tokenizer, ids[:cut]), "".join(pieces), start
 
 
-def test_a_text_is_that_of_its_beginning_and_its_continuation(any_tokenizer):
+def test_a_text_is_streamed_as_decode_says_whole_and_after_its_beginning(any_tokenizer):
     rng = np.random.default_rng(2)
     for text in random_texts(rng):
         ids = any_tokenizer.encode(text)
-        for cut in (0, *rng.integers(0, len(ids) + 1, 3).tolist()):
+        cuts = [0, *sorted(rng.integers(0, len(ids) + 1, 3).tolist()), len(ids)]
+        groups = [ids[start:stop] for start, stop in itertools.pairwise(cuts)]
+        assert "".join(streamed(any_tokenizer, groups)) == any_tokenizer.decode(ids)
+        for cut in cuts[:-1]:
             before, added, start = continued(any_tokenizer, ids, cut)
             assert before + added == any_tokenizer.decode(ids)
             assert added == start.text_of(ids[cut:])
@@ -156,14 +149,9 @@ def test_work_is_linear_in_endless_tokens_of_few_kinds(any_tokenizer, seed):
 
 
 def test_text_is_not_held_back_for_long(tokenizer_kind, any_tokenizer):
-    given = "".join(
-        streamed(any_tokenizer, [[i] for i in any_tokenizer.encode("Hello world")])[:-1]
-    )
-    assert given == (
-        ""
-        if tokenizer_kind in NOT_STREAMED
-        else any_tokenizer.decode(any_tokenizer.encode("Hello world"))
-    )
+    ids = any_tokenizer.encode("Hello world")
+    given = "".join(streamed(any_tokenizer, [[i] for i in ids])[:-1])
+    assert given == ("" if tokenizer_kind in NOT_STREAMED else any_tokenizer.decode(ids))
 
 
 def byte_tokens(tokenizer, content):
@@ -195,14 +183,6 @@ def test_a_special_token_does_not_end_a_run(llama_2):
     letter = llama_2.encode("a")[-1]
     found = streamed(llama_2, [[first], [special], [second], [special], [letter]])
     assert found == ["", "", "", "", "é a", ""]
-
-
-def test_paths_share_a_run(llama_2):
-    start, _ = TextWindow(llama_2).extended(byte_tokens(llama_2, "é😀".encode()))
-    letter = llama_2.encode("a")[-1]
-    assert start.extended([letter])[1] == "é😀 a"
-    assert start.extended(byte_tokens(llama_2, b"\xff"))[1] == REPLACEMENT * 7
-    assert start.rest() == "é😀"
 
 
 @pytest.mark.parametrize("num_characters", [1, 2, 5])

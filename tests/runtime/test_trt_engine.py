@@ -1,5 +1,6 @@
 """TensorRT engines opened, refused, and run over a fake ``trt`` that computes with ONNX Runtime."""
 
+import importlib.util
 import re
 
 import numpy as np
@@ -10,7 +11,7 @@ from dsbd_runtime.engine.causal_lm import CausalLM
 from dsbd_runtime.engine.providers import Placement, find_provider, parse_placement
 from dsbd_runtime.engine.session import EngineOptions
 from dsbd_runtime.errors import BundleError, CapacityError, DsbdError, ProviderError
-from dsbd_runtime.loading import load_causal_lm
+from dsbd_runtime.loading import check_available, load_causal_lm
 from dsbd_runtime.tensorrt.trt_engine import open_trt_session
 from tests.runtime.fake_trt import CAPACITY, STEPS, FakeGpu, FakeTrt, add_fake_engines
 from tests.runtime.model_calls import chain, logits_of
@@ -130,15 +131,6 @@ def test_a_cache_that_is_not_updated_in_place_is_refused(bundle):
             opened(bundle, trt)
 
 
-def test_a_plan_with_other_sizes_than_its_record_is_refused(bundle_copy):
-    bundle = add_fake_engines(bundle_copy, capacity=512)
-    with pytest.raises(BundleError, match=r"caches of 320 rows, engine\.json says 512"):
-        opened(bundle)
-    bundle = add_fake_engines(bundle_copy, step_profiles=[8, 256])
-    with pytest.raises(BundleError, match=r"4 optimization profiles, engine\.json says 2"):
-        opened(bundle)
-
-
 def test_what_tensorrt_refuses_is_an_error_with_its_reason(bundle):
     trt = FakeTrt()
     trt.can_load = False
@@ -167,25 +159,35 @@ def test_what_does_not_fit_is_a_capacity_error(bundle):
         logits_of(model, *chain(1), np.array([0]))
 
 
-def test_a_missing_or_old_tensorrt_is_a_provider_error(bundle):
-    with pytest.raises(ProviderError, match=r"in a checkout .* '\.\[tensorrt\]'"):
-        open_trt_session(
-            EngineOptions(bundle=bundle, role="target", placement=parse_placement("tensorrt"))
-        )
+@pytest.mark.skipif(importlib.util.find_spec("tensorrt") is not None, reason="it is installed")
+def test_a_missing_tensorrt_says_how_to_get_it(bundle):
+    placement = parse_placement("tensorrt")
+    request = EngineOptions(bundle=bundle, role="target", placement=placement)
+    for refused in (lambda: check_available(placement), lambda: open_trt_session(request)):
+        with pytest.raises(ProviderError, match=r"needs the package tensorrt, .* '\.\[tensorrt\]'"):
+            refused()
 
 
-def test_a_record_that_cannot_be_right_is_refused(bundle_copy):
-    for changes, words in (
-        ({"step_profiles": [8, 1]}, "step_profiles is"),
-        ({"move_profiles": [CAPACITY + 1]}, "move_profiles is"),
-        ({"flavour": "other"}, "flavour is 'other', expected one of tensorrt, tensorrt-rtx"),
-        ({"capacity": "many"}, "capacity is 'many', expected int"),
-    ):
-        with pytest.raises(BundleError, match=words):
-            opened(add_fake_engines(bundle_copy, **changes))
-    (bundle_copy / "target" / "prune.plan").unlink()
+WRONG_RECORDS = [  # (changes, what is said)
+    ({"capacity": 512}, r"caches of 320 rows, engine\.json says 512"),
+    ({"step_profiles": [8, 256]}, r"4 optimization profiles, engine\.json says 2"),
+    ({"step_profiles": [8, 1]}, "step_profiles is"),
+    ({"move_profiles": [CAPACITY + 1]}, "move_profiles is"),
+    ({"flavour": "other"}, "flavour is 'other', expected one of tensorrt, tensorrt-rtx"),
+    ({"capacity": "many"}, "capacity is 'many', expected int"),
+]
+
+
+@pytest.mark.parametrize(("changes", "words"), WRONG_RECORDS)
+def test_a_record_that_cannot_be_right_is_refused(bundle_copy, changes, words):
+    with pytest.raises(BundleError, match=words):
+        opened(add_fake_engines(bundle_copy, **changes))
+
+
+def test_a_missing_plan_is_a_missing_file_of_the_bundle(bundle):
+    (bundle.path / "target" / "prune.plan").unlink()
     with pytest.raises(BundleError, match=r"prune.plan is missing"):
-        open_bundle(bundle_copy)
+        open_bundle(bundle.path)
 
 
 def test_the_contexts_of_a_plan_share_scratch_of_the_largest_profile(bundle):
@@ -212,23 +214,19 @@ def test_compiled_kernels_are_kept_for_the_next_opening(bundle, tmp_path):
     assert files[0].read_bytes() == b"compiled"
 
 
+USED = {  # names of the package by the class that has them
+    "ICudaEngine": "create_runtime_config device_memory_size_v2",
+    "IExecutionContext": "set_device_memory",
+    "IRuntimeCache": "serialize deserialize",
+    "IRuntimeConfig": "create_runtime_cache dynamic_shapes_kernel_specialization_strategy "
+    "set_execution_context_allocation_strategy set_runtime_cache",
+    "ExecutionContextAllocationStrategy": "USER_MANAGED",
+    "DynamicShapesKernelSpecializationStrategy": "EAGER",
+}
+
+
 def test_the_real_package_has_what_a_context_is_made_with():
     trt = pytest.importorskip("tensorrt_rtx")
-    for owner, names in (
-        (trt.ICudaEngine, ("create_runtime_config", "device_memory_size_v2")),
-        (trt.IExecutionContext, ("set_device_memory",)),
-        (trt.IRuntimeCache, ("serialize", "deserialize")),
-        (
-            trt.IRuntimeConfig,
-            (
-                "create_runtime_cache",
-                "dynamic_shapes_kernel_specialization_strategy",
-                "set_execution_context_allocation_strategy",
-                "set_runtime_cache",
-            ),
-        ),
-        (trt.ExecutionContextAllocationStrategy, ("USER_MANAGED",)),
-        (trt.DynamicShapesKernelSpecializationStrategy, ("EAGER",)),
-    ):
-        for name in names:
-            assert hasattr(owner, name), name
+    for owner, names in USED.items():
+        for name in names.split():
+            assert hasattr(getattr(trt, owner), name), name

@@ -23,6 +23,7 @@ from dsbd_runtime.plugin.plugin_engine import ValueEngine
 from dsbd_runtime.plugin.plugin_module import TURNS, plugin_device
 from dsbd_runtime.plugin.value_device import ValueDevice
 from tests.ort_sessions import cpu_session
+from tests.runtime.model_calls import forest_forward
 
 
 class CpuValues:
@@ -37,6 +38,7 @@ class CpuValues:
 
 
 WEBGPU = find_provider("webgpu")
+FIRST = Forward(np.array([5]), np.array([0]), np.ones((1, 1), np.bool_), np.array([0]))
 
 
 def open_on_values(bundle, *, most_recorded=0, role="target"):
@@ -51,17 +53,11 @@ def open_on_values(bundle, *, most_recorded=0, role="target"):
 
 
 def random_forward(model, rng):
-    num_before, num_new = model.num_rows, int(rng.choice([1, 2, 3, 5, 8, 13]))
-    mask = np.zeros((num_new, num_before + num_new), np.bool_)
-    mask[:, :num_before] = True
-    for row in range(num_new):
-        parent = int(rng.integers(-1, row)) if row else -1
-        if parent >= 0:
-            mask[row] = mask[parent]
-        mask[row, num_before + row] = True
+    num_new = int(rng.choice([1, 2, 3, 5, 8, 13]))
+    parents = [int(rng.integers(-1, row)) if row else -1 for row in range(num_new)]
     token_ids = rng.integers(0, model.spec.vocab_size, num_new)
     rows = rng.permutation(num_new)[: rng.integers(0, num_new + 1)]
-    return Forward(token_ids, mask.sum(axis=1) - 1, mask, rows)
+    return forest_forward(model, parents, token_ids, rows)
 
 
 @pytest.mark.parametrize("most_recorded", [0, MOST_RECORDED])
@@ -95,22 +91,20 @@ def test_a_call_that_the_device_dropped_is_an_error(tiny_bundle, monkeypatch):
     """ONNX Runtime's plug-in for WebGPU says nothing: the outputs are as they were."""
     _, _, model = open_on_values(tiny_bundle)
     rng = np.random.default_rng(0)
-    forward = Forward(np.array([5]), np.array([0]), np.ones((1, 1), np.bool_), np.array([0]))
-    wanted = model.forward(forward).logits.whole
+    wanted = model.forward(FIRST).logits.whole
     model.keep(np.zeros(0, np.int64))
     with monkeypatch.context() as patch:
         patch.setattr(OrtCall, "run", lambda self: None)
         with pytest.raises(CapacityError, match="cpu:0 dropped a call, ONNX Runtime's lines on"):
-            model.forward(forward)
+            model.forward(FIRST)
     assert model.num_rows == 0
-    np.testing.assert_array_equal(model.forward(forward).logits.whole, wanted)
+    np.testing.assert_array_equal(model.forward(FIRST).logits.whole, wanted)
     model.forward(random_forward(model, rng))
 
 
 def test_a_lost_device_is_one_error_that_says_to_open_again(tiny_bundle, monkeypatch):
     _, _, model = open_on_values(tiny_bundle)
-    forward = Forward(np.array([5]), np.array([0]), np.ones((1, 1), np.bool_), np.array([0]))
-    model.forward(forward)
+    model.forward(FIRST)
     model.keep(np.zeros(0, np.int64))
 
     def lose(*_):
@@ -119,7 +113,7 @@ def test_a_lost_device_is_one_error_that_says_to_open_again(tiny_bundle, monkeyp
     with monkeypatch.context() as patch:
         patch.setattr(CpuValues, "copy_tensors", lose)
         with pytest.raises(EngineError, match=r"cpu:0 has failed: Device is lost; open the bundle"):
-            model.forward(forward)
+            model.forward(FIRST)
 
 
 def test_memory_that_is_not_there_is_found_when_it_is_taken():
@@ -223,8 +217,7 @@ def test_a_missing_package_a_missing_gpu_and_a_missing_device(no_plugins, monkey
 
 def test_calls_of_all_sessions_take_turns(tiny_bundle):
     _, _, model = open_on_values(tiny_bundle)
-    forward = Forward(np.array([5]), np.array([0]), np.ones((1, 1), np.bool_), np.array([0]))
-    thread = threading.Thread(target=model.forward, args=(forward,))
+    thread = threading.Thread(target=model.forward, args=(FIRST,))
     with TURNS:
         thread.start()
         thread.join(0.2)

@@ -312,9 +312,7 @@ def _layer_nodes(model: TinyModel, layer: int) -> list[onnx.NodeProto]:
     ]
 
 
-def _cache_infos(
-    model: TinyModel,
-) -> tuple[list[onnx.ValueInfoProto], list[onnx.ValueInfoProto]]:
+def _cache_infos(model: TinyModel) -> tuple[list[onnx.ValueInfoProto], list[onnx.ValueInfoProto]]:
     shape = [1, model.num_kv_heads, "C", model.head_dim]
     layers_and_parts = [(i, p) for i in range(model.num_layers) for p in (KEY, VALUE)]
     dtype = ONNX_TYPES[model.dtype]
