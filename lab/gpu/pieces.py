@@ -31,11 +31,11 @@ class Piece:
     """A part of a check that can be run alone.
 
     Attributes:
-        name: as in ``--only``.
+        name: its name in ``--only``.
         limit_s: seconds it may take.
-        action: runs it; returns its measurements.
-        is_repeated: whether it is run again although it has a result.
-        needs_gpu: whether it requires what ``missing_requirements`` checks.
+        action: runs the piece; returns its measurements.
+        is_repeated: whether the piece is run again although it has a result.
+        needs_gpu: whether the piece needs what ``missing_requirements`` checks.
     """
 
     name: str
@@ -48,31 +48,33 @@ class Piece:
 def pieces(settings: Settings) -> list[Piece]:
     """Return the pieces of a check.
 
-    First what says how the rest should be set: the forwards of every bundle, each before the next,
-    larger one is made.
+    The forwards of every bundle come first, because they show how the rest should be set. Each
+    bundle is timed before the next, larger one is exported.
     """
-    found = [Piece("install", 120, install), Piece("machine", 20, _machine)]
+    all_pieces = [Piece("install", 120, install), Piece("machine", 20, _machine)]
     every = subjects(settings)
     for subject in every:
         if subject.export:
-            found.append(Piece(f"export-{subject.name}", 180, _of(subject, _export)))
-        found.append(Piece(f"{FORWARDS_PREFIX}{subject.name}", 120, _of(subject, _forwards)))
-    found.append(Piece(FAMILIES, 400, _families))
+            all_pieces.append(Piece(f"export-{subject.name}", 180, _of(subject, _export)))
+        all_pieces.append(Piece(f"{FORWARDS_PREFIX}{subject.name}", 120, _of(subject, _forwards)))
+    all_pieces.append(Piece(FAMILIES, 400, _families))
     tested = [subject for subject in every if not subject.is_variant]
-    has_all = settings.provider != WEBGPU  # benchmark, CUDA graphs and TensorRT are left out there
+    has_all = settings.provider != WEBGPU  # WebGPU: no benchmark, no CUDA graphs, no TensorRT
     for subject in tested:
-        found += [
+        all_pieces += [
             Piece(f"{PARITY_PREFIX}{subject.name}", 60, _on(subject, _plain, _compare)),
             Piece(f"{BITS_PREFIX}{subject.name}", 60, _on(subject, _plain, _count)),
         ]
         if has_all:
-            found.append(Piece(f"{BENCH_PREFIX}{subject.name}", 90, _on(subject, _plain, _measure)))
+            all_pieces.append(
+                Piece(f"{BENCH_PREFIX}{subject.name}", 90, _on(subject, _plain, _measure))
+            )
     for subject in tested if has_all else ():
         name = f"{BENCH_PREFIX}{subject.name}{GRAPHS_SUFFIX}"
-        found.append(Piece(name, 90, _of(subject, _bench_without_graphs)))
+        all_pieces.append(Piece(name, 90, _of(subject, _bench_without_graphs)))
     for subject in tested if has_all else ():
-        found += _pieces_of_tensorrt(subject)
-    return [*found, Piece(TABLE, 20, _table, is_repeated=True, needs_gpu=False)]
+        all_pieces += _pieces_of_tensorrt(subject)
+    return [*all_pieces, Piece(TABLE, 20, _table, is_repeated=True, needs_gpu=False)]
 
 
 def _pieces_of_tensorrt(subject: Subject) -> list[Piece]:
@@ -90,7 +92,7 @@ def _of(subject: Subject, action: Callable[[Subject, Settings, Runner], dict[str
 
 
 def _on(subject: Subject, place: Callable[..., tuple[Path, str]], measure: _Measure) -> Action:
-    """Return the measurement of what ``place`` returns: a bundle and its provider."""
+    """Return an action that measures what ``place`` returns: a bundle and its provider."""
     return lambda settings, runner: measure(*place(subject, settings, runner), settings, runner)
 
 
@@ -148,14 +150,14 @@ def _build_tensorrt(subject: Subject, settings: Settings, runner: Runner) -> dic
         runner.command("dsbd-export", *words)
     except PieceError as error:
         shutil.rmtree(copy, ignore_errors=True)
-        if _UNKNOWN_GPU in str(error):  # no fault of the bundle, and nothing to fix
+        if _UNKNOWN_GPU in str(error):  # not caused by the bundle
             raise NotRunError(str(error)) from error
         raise
     return {"engine": engine}
 
 
 def _built_tensorrt(subject: Subject, settings: Settings, runner: Runner) -> tuple[Path, str]:
-    """Return the bundle with engines and their provider."""
+    """Return the bundle with TensorRT engines, and their provider."""
     engine, bundle = _tensorrt_engine(settings, runner), _tensorrt_bundle(subject, settings)
     if not bundle.is_dir():
         raise NotRunError(f"no engines in {bundle}: see build-{subject.name}{TENSORRT_SUFFIX}")
@@ -163,7 +165,7 @@ def _built_tensorrt(subject: Subject, settings: Settings, runner: Runner) -> tup
 
 
 def _tensorrt_engine(settings: Settings, runner: Runner) -> str:
-    """Return the first TensorRT that can be imported, as a value of --engine."""
+    """Return the value of --engine for the first TensorRT package that can be imported."""
     if settings.provider == "cpu":
         raise NotRunError("the provider under test is cpu")
     reasons = []
@@ -181,7 +183,7 @@ def _tensorrt_bundle(subject: Subject, settings: Settings) -> Path:
 
 
 def _link(source: str, target: str) -> None:
-    """Link a file instead of copying gigabytes, where the file system can."""
+    """Link a file where the file system supports it, else copy it (possibly gigabytes)."""
     try:
         os.link(source, target)
     except OSError:
@@ -203,7 +205,7 @@ def _count(bundle: Path, provider: str, settings: Settings, runner: Runner) -> d
 def _measure(
     bundle: Path, provider: str, settings: Settings, runner: Runner, *options: str
 ) -> dict[str, Any]:
-    """Return the report of dsbd-bench without its single measurements."""
+    """Return the report of dsbd-bench without the list of its measurements."""
     words = [word for text in run_texts() for word in ("--run", text)]
     words += ["--top-k", str(TOP_K), "--max-new-tokens", str(settings.max_new_tokens)]
     words += ["--repetitions", str(settings.repetitions), "--provider", provider, *options]
@@ -223,5 +225,5 @@ def _table(settings: Settings, runner: Runner) -> dict[str, Any]:
 def _json_of(runner: Runner, file: Path, module: str, *words: str) -> dict[str, Any]:
     file.unlink(missing_ok=True)
     runner.module(module, *words, "--json", file)
-    found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    return found
+    content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    return content

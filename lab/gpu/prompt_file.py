@@ -1,4 +1,4 @@
-"""Prompt file for ``--prompts``: the first of dsbd-bench's own prompts."""
+"""Prompt file for ``--prompts``: the first prompts of dsbd-bench's own list."""
 
 import json
 import sys
@@ -8,7 +8,7 @@ from dsbd_ort.benchmark.bench_run import PROMPTS
 
 
 def main(file: Path, num_prompts: int) -> None:
-    """Write one JSON object per line."""
+    """Write the first ``num_prompts`` prompts, one JSON object per line."""
     lines = [json.dumps({"prompt": prompt}) + "\n" for prompt in PROMPTS[:num_prompts]]
     file.write_text("".join(lines), encoding="utf-8")
 

@@ -1,4 +1,4 @@
-"""Write the tables and the JSON of a work folder, and the document once a GPU was measured."""
+"""Write the tables and the JSON of a work folder; if a GPU was measured, also the document."""
 
 import dataclasses
 import json
@@ -66,14 +66,14 @@ def main(work: Path, document: Path) -> None:
                 console.print(_rich(title, columns, rows))
         for line in (*not_done(results), *choices.lines_to_take(chosen)):
             console.print(line, highlight=False, markup=False, soft_wrap=True)
-    found = [dataclasses.asdict(result) for result in results]
-    (work / JSON_NAME).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    contents = [dataclasses.asdict(result) for result in results]
+    (work / JSON_NAME).write_text(json.dumps(contents, indent=1) + "\n", encoding="utf-8")
     if measured_on_gpu(results):
         write_section(document, SECTION, section_of(results))
 
 
 def measured_on_gpu(results: Sequence[Result]) -> bool:
-    """Return whether a benchmark or forwards were measured on a GPU of NVIDIA."""
+    """Return whether a benchmark or forwards were measured on an NVIDIA GPU."""
     return any(
         r.state == DONE
         and r.piece.startswith((BENCH_PREFIX, FORWARDS_PREFIX))
@@ -138,7 +138,7 @@ def _rich(title: str, columns: Sequence[str], rows: Sequence[Row]) -> Table:
 
 
 def bench_rows(results: Sequence[Result]) -> list[Row]:
-    """Return a row for every run of every benchmark that was done."""
+    """Return a row for every run of every finished benchmark."""
     rows = []
     for result in _done(results, BENCH_PREFIX):
         runs = {run["name"]: run for run in result.values["runs"]}
@@ -148,40 +148,41 @@ def bench_rows(results: Sequence[Result]) -> list[Row]:
 
 
 def parity_rows(results: Sequence[Result]) -> list[Row]:
-    """Return a row for every comparison with the CPU that was done."""
+    """Return a row for every finished comparison with the CPU."""
     rows = []
     for result in _done(results, PARITY_PREFIX):
-        found = result.values
-        gaps = ["beyond top-k" if gap is None else f"{gap:.1e}" for gap in _largest(found["gaps"])]
+        values = result.values
+        gaps = ["beyond top-k" if gap is None else f"{gap:.1e}" for gap in _largest(values["gaps"])]
         rows.append(
             (
                 result.piece.removeprefix(PARITY_PREFIX),
-                f"{found['num_identical']}/{found['num_compared']}",
-                f"{found['num_near_ties']}/{len(found['gaps'])} (gap up to {found['gap_limit']:g})",
+                f"{values['num_identical']}/{values['num_compared']}",
+                f"{values['num_near_ties']}/{len(values['gaps'])} "
+                f"(gap up to {values['gap_limit']:g})",
                 *(gaps or [NOTHING]),
-                f"{found['mean_variation']:.1e}",
-                f"{found['max_variation']:.1e} (limit {found['variation_limit']:g})",
-                "within limits" if found["is_within_limits"] else "beyond limits",
+                f"{values['mean_variation']:.1e}",
+                f"{values['max_variation']:.1e} (limit {values['variation_limit']:g})",
+                "within limits" if values["is_within_limits"] else "beyond limits",
             )
         )
     return rows
 
 
 def family_rows(results: Sequence[Result]) -> list[Row]:
-    """Return a row for every dtype of the families."""
+    """Return a row for every dtype in which the families were tested."""
     cases = [case for result in _done(results, FAMILIES) for case in result.values["cases"]]
     rows: list[Row] = []
     for dtype, limit in FAMILY_LIMITS.items():
-        own = [case for case in cases if case["dtype"] == dtype]
-        done = [case for case in own if case["difference"] is not None]
-        if own:
+        of_dtype = [case for case in cases if case["dtype"] == dtype]
+        done = [case for case in of_dtype if case["difference"] is not None]
+        if of_dtype:
             largest = max(done, key=lambda case: case["difference"], default=None)
             beyond = [case["case"] for case in done if not case["difference"] <= limit]
-            reasons = [f"{case['case']}: {case['reason']}" for case in own if case not in done]
+            reasons = [f"{case['case']}: {case['reason']}" for case in of_dtype if case not in done]
             shown = (
                 NOTHING if largest is None else f"{largest['difference']:.1e} ({largest['case']})"
             )
-            rows.append((dtype, str(len(own)), shown, _lines(beyond), _lines(reasons)))
+            rows.append((dtype, str(len(of_dtype)), shown, _lines(beyond), _lines(reasons)))
     return rows
 
 
@@ -190,7 +191,7 @@ def _lines(texts: Sequence[str]) -> str:
 
 
 def bits_rows(results: Sequence[Result]) -> list[Row]:
-    """Return a row for every count of differing bits that was done."""
+    """Return a row for every bundle whose differing bits were counted."""
     return [
         (
             result.piece.removeprefix(BITS_PREFIX),
@@ -214,7 +215,7 @@ def forward_rows(results: Sequence[Result]) -> list[Row]:
 
 
 def compared_choices(results: Sequence[Result]) -> list[choices.Compared]:
-    """Return the choices that the forwards of the bundles let compare."""
+    """Return the choices between settings that the measured forwards can compare."""
     done = _done(results, FORWARDS_PREFIX)
     return choices.compared(
         {r.piece.removeprefix(FORWARDS_PREFIX): r.values["milliseconds"] for r in done}
@@ -231,7 +232,7 @@ def _done(results: Sequence[Result], prefix: str) -> list[Result]:
 
 
 def _largest(gaps: Sequence[float | None]) -> list[float | None]:
-    """Return the largest gap, None being larger than any number; nothing for no gap."""
+    """Return a list of the largest gap, where None counts as infinite; [] without gaps."""
     return sorted(gaps, key=lambda gap: float("inf") if gap is None else gap)[-1:]
 
 

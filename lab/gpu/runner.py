@@ -1,4 +1,4 @@
-"""Runner of one piece: its processes share its time and its log, its result is one JSON file."""
+"""Runner of one piece: its processes share a time limit and a log; its result is a JSON file."""
 
 import dataclasses
 import json
@@ -21,7 +21,7 @@ DONE, FAILED, NOT_RUN = "done", "failed", "not run"
 
 
 class Runner:
-    """Runs commands until the time of its piece is used up."""
+    """Runs the commands of a piece within the piece's time limit."""
 
     def __init__(
         self,
@@ -32,15 +32,15 @@ class Runner:
         limit_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Set how commands are started.
+        """Set how commands are run.
 
         Args:
-            python: interpreter of our commands and modules.
-            scripts: the folder with make_twin and the others.
-            log: stdout and stderr of all commands are appended here.
-            environment: of the processes, added to the one of this process.
-            limit_s: seconds for all commands together.
-            clock: seconds since some moment.
+            python: interpreter for our commands and modules.
+            scripts: folder of make_twin and the other scripts.
+            log: file to which stdout and stderr of all commands are appended.
+            environment: variables added to this process's own for the commands.
+            limit_s: time limit for all commands together, seconds.
+            clock: returns seconds since a fixed moment.
         """
         self.python = python
         self._scripts = scripts
@@ -56,14 +56,14 @@ class Runner:
         self.run(self.python, *how, *words)
 
     def module(self, name: str, *words: str | Path) -> None:
-        """Run a module of ours in the environment."""
+        """Run one of our modules with ``python -m``."""
         self.run(self.python, "-m", name, *words)
 
     def run(self, *command: str | Path) -> None:
         """Run a command to its end.
 
         Raises:
-            PieceError: it failed, with its last line, or the time is used up.
+            PieceError: the command failed (the message has its last line) or the time is used up.
         """
         words = [str(word) for word in command]
         self._log.parent.mkdir(parents=True, exist_ok=True)
@@ -100,7 +100,7 @@ class PieceError(Exception):
 
 
 class NotRunError(Exception):
-    """A piece does not apply to this machine or these settings; the message says why."""
+    """A piece does not apply to this machine or these settings; the message is the reason."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,10 +110,10 @@ class Result:
     Attributes:
         piece: its name.
         state: ``DONE``, ``FAILED`` or ``NOT_RUN``.
-        reason: why it is not done; empty where it is.
-        seconds: how long it took.
-        began: ISO 8601, UTC.
-        values: measurements, by name.
+        reason: why the piece is not done; empty if it is done.
+        seconds: duration.
+        began: time of the start, ISO 8601, UTC.
+        values: measurements by name.
     """
 
     piece: str
@@ -139,19 +139,19 @@ class ResultFolder:
         partial.rename(file)
 
     def read(self, piece: str) -> Result | None:
-        """Return the result of a piece, None where there is none."""
+        """Return the result of a piece, None if it has none."""
         file = self._file(piece)
         return Result(**json.loads(file.read_text())) if file.exists() else None
 
     def is_done(self, piece: str) -> bool:
-        """Return whether a piece need not be run again."""
+        """Return whether a piece has a result with the state ``DONE``."""
         result = self.read(piece)
         return result is not None and result.state == DONE
 
     def all(self) -> list[Result]:
-        """Return every result, by the time it began."""
-        found = [Result(**json.loads(file.read_text())) for file in self._folder.glob("*.json")]
-        return sorted(found, key=lambda result: result.began)
+        """Return all results, ordered by start time."""
+        results = [Result(**json.loads(file.read_text())) for file in self._folder.glob("*.json")]
+        return sorted(results, key=lambda result: result.began)
 
     def _file(self, piece: str) -> Path:
         return self._folder / f"{piece}.json"

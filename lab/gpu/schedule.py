@@ -1,4 +1,4 @@
-"""Running pieces one after another; one that fails does not stop the others."""
+"""Running pieces one after another; a failed piece does not stop the others."""
 
 import sys
 import time
@@ -21,11 +21,11 @@ from lab.gpu.runner import (
 )
 from lab.gpu.settings import ROOT, Settings
 
-_LEAST_S = 5.0  # no piece is started with less time left
+_LEAST_S = 5.0  # no piece is started with less time remaining
 
 
 def chosen(pieces: Sequence[Piece], only: Sequence[str]) -> list[Piece]:
-    """Return the pieces whose name is one of ``only`` or fits it: bench-*; all without any."""
+    """Return the pieces whose name matches a pattern of ``only`` (as bench-*); () matches all."""
     return [
         piece for piece in pieces if not only or any(fnmatch(piece.name, name) for name in only)
     ]
@@ -37,10 +37,10 @@ def run_pieces(
     report: Callable[[str], None],
     clock: Callable[[], float] = time.monotonic,
 ) -> bool:
-    """Run the pieces without a result; return whether all are done and none failed.
+    """Run the pieces that are not done; return whether none failed and none is left.
 
-    A piece that failed or was not run is tried again. Pieces for which no time is left are
-    reported and left for the next call, except the table, which is written in every call.
+    A piece that failed or was not run in an earlier call is tried again. Pieces for which no time
+    remains are reported and left for the next call. Repeated pieces (the table) are always run.
     """
     results = ResultFolder(settings.work / "results")
     ends, is_complete = clock() + settings.limit_s, True

@@ -1,19 +1,19 @@
-"""Settings of a check on a GPU: folders, bundles under test, and the runs of a benchmark."""
+"""Settings of a check on a GPU: folders, bundles under test, runs of the benchmark."""
 
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-WEBGPU = "webgpu"  # the provider, its extra and its form of a graph
+WEBGPU = "webgpu"  # name of the provider, of its extra and of its graph form
 EXTRA_BY_PROVIDER = {"cuda": "gpu", WEBGPU: WEBGPU, "cpu": "cpu"}  # extras of pyproject.toml
 
-# (num_beams, draft layers, candidates of a layer): on a GPU a wide draft costs little
+# (num_beams, draft layers, candidates per layer): on a GPU a wide draft costs little
 SHAPES = ((2, 4, 2), (2, 4, 4), (2, 4, 8), (2, 4, 16), (2, 6, 16), (2, 4, 32),
           (4, 4, 4), (4, 4, 8), (4, 4, 16), (4, 6, 16), (4, 4, 32))  # fmt: skip
 WIDTHS = tuple(dict.fromkeys(width for width, _, _ in SHAPES))
 TOP_K = 20
 FAMILY_LIMITS = {"fp32": 1e-3, "fp16": 0.1, "bf16": 1.0}
-"""Largest difference of a logit of a tiny random model (up to about 10) that is rounding."""
+"""Largest logit difference that rounding explains, for tiny random models (logits to about 10)."""
 CUDA_FORM_SUFFIX, INT4_SUFFIX = "-cuda", "-int4"  # appended to the plain bundle's name
 
 
@@ -23,16 +23,16 @@ class Settings:
 
     Attributes:
         work: folder for the environment, the bundles, the results and the logs.
-        provider: compared with the CPU and measured; a key of ``EXTRA_BY_PROVIDER``.
-        wheels: folder with wheels, complete or in parts; None uses the Python that runs the script.
-        site_packages: installed packages that need no wheel; None for none.
-        bundles: exported elsewhere; empty: export the demo pair and a twin here.
-        variants: of these, only their forwards are timed; see ``Subject``.
-        params: of the twin, such as "1B".
-        dtype: of the twin and of one of the two demo bundles.
-        max_new_tokens, repetitions, num_prompts: of every benchmark.
-        limit_s: seconds for all pieces of one call of the script.
-        document: receives the table once something was measured on a GPU.
+        provider: provider under test, a key of ``EXTRA_BY_PROVIDER``.
+        wheels: folder with wheels, whole or split; None uses the Python that runs the script.
+        site_packages: folder of installed packages that need no wheel, or None.
+        bundles: bundles exported elsewhere; empty: export the demo pair and a twin here.
+        variants: bundles of which only the forwards are timed; see ``Subject``.
+        params: size of the twin, such as "1B".
+        dtype: dtype of the twin and of one of the two demo bundles.
+        max_new_tokens, repetitions, num_prompts: options of every benchmark.
+        limit_s: time limit for all pieces of one call of the script, seconds.
+        document: page that gets the tables if a GPU was measured.
     """
 
     work: Path
@@ -51,7 +51,7 @@ class Settings:
 
     @property
     def python(self) -> Path | None:
-        """The Python of the environment that is made; None where the running one is used."""
+        """The Python of the created environment; None if the running Python is used."""
         return None if self.wheels is None else self.work / "venv" / "bin" / "python"
 
 
@@ -60,9 +60,9 @@ class Subject:
     """A bundle under test.
 
     Attributes:
-        export: the commands that make it, empty for a given one.
-        is_variant: whether it is another one's model, exported otherwise: only its forwards are
-            timed.
+        export: commands that export the bundle; empty for a given bundle.
+        is_variant: whether it is another subject's model with other export options; only its
+            forwards are timed.
     """
 
     name: str
@@ -72,9 +72,9 @@ class Subject:
 
 
 def subjects(settings: Settings) -> list[Subject]:
-    """Return the bundles that are tested: those given, or the demo pair's and a twin's.
+    """Return the bundles under test: those given, or those of the demo pair and of a twin.
 
-    On WebGPU, the GPU of a laptop, the demo pair's alone.
+    On WebGPU (the GPU of a laptop) the demo pair alone.
     """
     if settings.bundles:
         given = [Subject(bundle.name, bundle) for bundle in settings.bundles]
@@ -104,15 +104,15 @@ def subjects(settings: Settings) -> list[Subject]:
 
 
 def _variants(plain: Subject, target: Path, settings: Settings) -> list[Subject]:
-    """Return the twin's target in CUDA's form and with int4 weights."""
+    """Return variants of the twin's target: in CUDA's form, and with int4 weights."""
     options = {CUDA_FORM_SUFFIX: ("--form", "cuda"), INT4_SUFFIX: ("--quantize", "int4")}
-    found = []
+    variants = []
     for suffix, words in options.items():
         bundle = plain.bundle.with_name(plain.name + suffix)
         head = ("--logits", "topk:64", *_output(bundle, settings.dtype))
         command = ("dsbd-export", "--target", str(target), *head, *words)
-        found.append(Subject(bundle.name, bundle, (command,), is_variant=True))
-    return found
+        variants.append(Subject(bundle.name, bundle, (command,), is_variant=True))
+    return variants
 
 
 def _output(bundle: Path, dtype: str) -> tuple[str, ...]:
@@ -120,7 +120,7 @@ def _output(bundle: Path, dtype: str) -> tuple[str, ...]:
 
 
 def run_texts() -> list[str]:
-    """Return the texts of dsbd-bench's ``--run``; it adds beam-sample of every width itself."""
+    """Return the values of dsbd-bench's ``--run``; dsbd-bench adds beam-sample of every width."""
     fixed = [
         f"dsbd num_beams={width} width_policy=fixed draft_length={layers} draft_beams={beams}"
         for width, layers, beams in SHAPES

@@ -1,1 +1,1 @@
-"""Cost of the decoding loop itself, on models whose calls cost next to nothing and on engines."""
+"""Cost of the decoding loop itself, with real engines and with models that cost almost nothing."""

@@ -1,4 +1,4 @@
-"""Engines replaced by tables: next-token logits that depend on the last token alone."""
+"""Tables in place of engines: next-token logits that depend on the last token alone."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -8,13 +8,13 @@ from dsbd_forward.logits import DenseLogits, Logits, TopLogits
 from dsbd_forward.spec import EngineSpec, HeadSpec
 
 NUM_STATES = 512
-SPREAD = 2.5  # standard deviation of the logits: some 20 tokens have most of the probability
+SPREAD = 2.5  # standard deviation of the logits: about 20 tokens have most of the probability
 
 
 def random_pair(vocab_size: int, closeness: float) -> tuple[NDArray[np.float32], ...]:
     """Return the logits of a target and of a draft, (NUM_STATES, vocab_size) float32 each.
 
-    The draft's are ``closeness`` of the target's and the rest its own.
+    The draft's logits are ``closeness`` x the target's + (1 - ``closeness``) x random ones.
     """
     rng = np.random.default_rng(0)
     target, noise = (SPREAD * rng.normal(size=(2, NUM_STATES, vocab_size))).astype(np.float32)
@@ -22,7 +22,7 @@ def random_pair(vocab_size: int, closeness: float) -> tuple[NDArray[np.float32],
 
 
 class DenseBigram:
-    """An Engine that returns all logits; its cache is a number of rows."""
+    """An Engine that returns all logits and only counts its cached rows."""
 
     def __init__(self, logits: NDArray[np.float32]) -> None:
         self.spec = EngineSpec(vocab_size=logits.shape[1])
@@ -42,7 +42,7 @@ class DenseBigram:
 
 
 class TopKBigram(DenseBigram):
-    """The same with a top-k head: an Engine that returns TopLogits."""
+    """A ``DenseBigram`` with a top-k head: an Engine that returns TopLogits."""
 
     def __init__(self, logits: NDArray[np.float32], num_top_logits: int) -> None:
         super().__init__(logits)

@@ -1,8 +1,8 @@
-"""The loop's time by step of an iteration, in microseconds and in calls.
+"""Cost of each step of the loop's iterations, in microseconds and in calls.
 
-The functions of each step are wrapped while a request runs. A step's time is its own: what a
-function of another step takes inside it counts there. Calls are those of Python functions and of
-functions written in C, counted in a run of their own, as counting takes longer than most of them.
+The functions of each step are wrapped while a request runs. If a step calls a function of another
+step, that time counts for the other step only. Calls of Python and of C functions are counted in a
+separate run, because counting takes longer than most calls.
 """
 
 import contextlib
@@ -63,8 +63,8 @@ STEPS: dict[str, tuple[tuple[type | ModuleType, tuple[str, ...]], ...]] = {
     "prune": ((_LOOP, ("_iteration", "_prune")),),
     "observe": ((StatsRecorder, ("observe",)), (Agreement, ("update",))),
 }
-"""By step, the classes and modules whose functions do it. What is in none of them is the loop's
-own: "loop"."""
+"""For each step: classes and modules, and their functions that do the step. All other time is
+counted as "loop"."""
 OTHER = "loop"
 NAMES = (*STEPS, OTHER)
 
@@ -74,20 +74,20 @@ Request = Callable[[int], DecodingStats]
 
 
 def table_of(runs: dict[str, Request], engine: tuple[type, str], repetitions: int) -> list[str]:
-    """Return a table: of every run, microseconds and calls an iteration by step, medians.
+    """Return a table: microseconds (medians) and calls per iteration, by run and step.
 
     engine: the class whose method is a call of an engine, and the method.
     """
     rows = []
     for name, request in runs.items():
         request(0)
-        found = [_spent(request, engine, seed) for seed in range(1, 1 + repetitions)]
+        spent = [_spent(request, engine, seed) for seed in range(1, 1 + repetitions)]
         counted = Budget()
         with counted.counted(engine):
             num_iterations = request(1).num_iterations
         calls = {step: counted.calls[step] / num_iterations for step in NAMES}
         cells = [
-            f"{statistics.median(each[step] for each in found):.0f} ({calls[step]:.0f})"
+            f"{statistics.median(each[step] for each in spent):.0f} ({calls[step]:.0f})"
             for step in NAMES
         ]
         rows.append((name, *cells, f"{sum(calls.values()):.0f}"))
@@ -95,7 +95,7 @@ def table_of(runs: dict[str, Request], engine: tuple[type, str], repetitions: in
 
 
 def _spent(request: Request, engine: tuple[type, str], seed: int) -> dict[str, float]:
-    """Return microseconds an iteration by step, of one request."""
+    """Return the microseconds per iteration of one request, by step."""
     budget = Budget()
     with budget.measured(engine):
         num_iterations = request(seed).num_iterations
@@ -103,10 +103,10 @@ def _spent(request: Request, engine: tuple[type, str], seed: int) -> dict[str, f
 
 
 class Budget:
-    """Seconds and calls by step, of everything that runs inside ``measured`` or ``counted``.
+    """Seconds and calls by step of all that runs inside ``measured`` or ``counted``.
 
     Attributes:
-        seconds, calls: by step; those of engine calls under ``ENGINE``.
+        seconds, calls: totals by step; engine calls are under ``ENGINE``.
     """
 
     def __init__(self, clock: Clock = time.perf_counter) -> None:
@@ -132,11 +132,11 @@ class Budget:
 
     @contextlib.contextmanager
     def counted(self, engine: tuple[type, str]) -> Iterator[None]:
-        """Add up the calls of each step, those of the engines left out."""
-        own = {self._enter.__code__, self._leave.__code__}
+        """Add up the calls of each step, without those inside engines."""
+        own_codes = {self._enter.__code__, self._leave.__code__}
 
         def profiled(frame: FrameType, event: str, argument: object) -> None:
-            if event in ("call", "c_call") and frame.f_code not in own:
+            if event in ("call", "c_call") and frame.f_code not in own_codes:
                 if frame.f_globals["__name__"] != __name__:
                     self.calls[self._steps[-1]] += 1
 
@@ -159,7 +159,7 @@ class Budget:
             yield
 
     def _in_step(self, step: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function, or a function of a generator, whose time counts for a step."""
+        """Return a wrapper of a function or generator function whose time counts for a step."""
         if not inspect.isgeneratorfunction(function):
 
             @functools.wraps(function)

@@ -1,4 +1,4 @@
-"""Host time of real engines by the number of beams: a table and its plot."""
+"""Host time with real engines by number of beams: a table and its plot."""
 
 import statistics
 from collections.abc import Iterator, Sequence
@@ -17,7 +17,7 @@ DSBD: dict[str, Any] = {"strategy": "dsbd", "top_k": TOP_K}
 
 
 def runs_of(num_beams: int) -> dict[str, dict[str, Any]]:
-    """Return the options of every run with so many beams."""
+    """Return the options of every run, by name."""
     two_layers = {"draft_policy": "fixed", "draft_length": 2, "draft_beams": num_beams}
     return {
         "beam-sample": {"strategy": "beam-sample", "top_k": TOP_K},
@@ -34,8 +34,8 @@ class HostTime:
 
     Attributes:
         host_us: host time per iteration, microseconds.
-        ratio: host time over what is allowed.
-        share: host time over the whole time of a request.
+        ratio: host time / allowed host time.
+        share: host time / total time of a request.
     """
 
     host_us: float
@@ -44,9 +44,9 @@ class HostTime:
 
 
 def allowed_us(stats: DecodingStats, num_beams: int) -> float:
-    """Return the allowance of a request: 100 us an iteration, 30 us + 4 us a beam for each layer.
+    """Return the allowed host time: 100 us per iteration + (30 us + 4 us per beam) for each layer.
 
-    Layers drafted and layers selected count alike.
+    Drafted and selected layers both count.
     """
     num_selected = stats.num_iterations + stats.num_accepted_layers
     num_layers = stats.num_draft_layers + num_selected
@@ -58,9 +58,9 @@ def measure(
 ) -> dict[str, dict[int, HostTime]]:
     """Return the host times by run and number of beams; the first request of each is not counted.
 
-    Rounds go over all runs, so that a disturbance does not meet one of them alone.
+    Each round has one request of every run, so that a disturbance does not hit a single run.
     """
-    found: dict[str, dict[int, list[HostTime]]] = {}
+    times_by_run: dict[str, dict[int, list[HostTime]]] = {}
     with Pipeline.from_bundle(bundle, num_threads=threads) as pipeline:
         for num_beams in beams:
             for seed in range(repetitions + 1):
@@ -71,7 +71,7 @@ def measure(
                         text, num_beams=num_beams, max_new_tokens=length, seed=seed, **options
                     ).stats
                     if seed:
-                        times = found.setdefault(name, {}).setdefault(num_beams, [])
+                        times = times_by_run.setdefault(name, {}).setdefault(num_beams, [])
                         times.append(_host_time(stats, num_beams))
     return {
         name: {
@@ -80,7 +80,7 @@ def measure(
             )
             for num_beams, times in by_beams.items()
         }
-        for name, by_beams in found.items()
+        for name, by_beams in times_by_run.items()
     }
 
 
@@ -97,19 +97,19 @@ def _host_time(stats: DecodingStats, num_beams: int) -> HostTime:
     )
 
 
-def rows(found: dict[str, dict[int, HostTime]]) -> Iterator[tuple[str, ...]]:
-    """Yield the rows of the table: microseconds an iteration, and the multiple of the allowance."""
-    for name, by_beams in found.items():
+def rows(times: dict[str, dict[int, HostTime]]) -> Iterator[tuple[str, ...]]:
+    """Yield the rows of the table: microseconds per iteration and (in brackets) ``ratio``."""
+    for name, by_beams in times.items():
         yield name, *(f"{time.host_us:,.0f} ({time.ratio:.2f})" for time in by_beams.values())
 
 
-def plot(found: dict[str, dict[int, HostTime]], file: Path) -> None:
-    """Draw the host time of an iteration over the beams, both axes logarithmic."""
+def plot(times: dict[str, dict[int, HostTime]], file: Path) -> None:
+    """Plot host time per iteration against the number of beams, both axes logarithmic."""
     figure = Figure(figsize=(8.0, 5.0), layout="constrained")
     axes = figure.subplots()
-    for name, by_beams in found.items():
+    for name, by_beams in times.items():
         axes.loglog(list(by_beams), [t.host_us for t in by_beams.values()], "o-", label=name)
-    widths = list(next(iter(found.values())))
+    widths = list(next(iter(times.values())))
     allowed = [130.0 + 4.0 * num_beams for num_beams in widths]
     axes.loglog(widths, allowed, "k--", label="100 us + (30 us + 4 us a beam), one layer")
     axes.set_xlabel("beams")

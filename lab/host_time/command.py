@@ -1,10 +1,10 @@
 """Cost of the decoding loop itself; with --beams, its growth with the number of beams.
 
-First with engines replaced by tables: CPU time of the loop's thread per iteration, without the
-model calls. Then, for every BUNDLE, with real engines: wall time per iteration by part, which
-includes the cost of cold CPU caches after the target's call. Both also by step of the loop, with
-the calls that each step makes. With --beams, instead, the growth of
-host time with the number of beams, for every BUNDLE.
+First measured with tables in place of engines: CPU time of the loop's thread per iteration, without
+model calls. Then with real engines, for every BUNDLE: wall time per iteration by part, which
+includes the cost of cold CPU caches after the target's call. Both are also measured by step of the
+loop, with the number of calls. With --beams only the growth of host time with the number of beams
+is measured, for every BUNDLE.
 """
 
 import statistics
@@ -34,7 +34,7 @@ from lab.host_time.bigram_models import DenseBigram, TopKBigram, random_pair
 from scripts.document_sections import table
 
 PAGE = RESULTS / "host_time.md"
-PICTURE = "../../docs/images/host_time.png"  # from the page, or in the folder of another page
+PICTURE = "../../docs/images/host_time.png"  # relative to PAGE; other pages: in their folder
 VOCAB_SIZE, NUM_CANDIDATES, CLOSENESS = 4096, 64, 0.85
 PROMPT = range(1, 65)
 TABLE_COLUMNS = ("run", "top-k head", "all logits", "target rows", "layers committed")
@@ -57,7 +57,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "beam-search W=4": {"strategy": "beam-search", "num_beams": 4},
     "greedy": {"strategy": "greedy"},
 }
-# Like those of a 150 M target and the demo draft: the policy "throughput" needs costs.
+# The policy "throughput" needs costs; these are like those of a 150M target and the demo draft.
 COSTS = EngineCosts(CostCurve((1, 16), (8e-3, 1.6e-2)), CostCurve((1, 16), (3e-4, 5e-4)))
 
 
@@ -68,7 +68,7 @@ def decoded(
     seed: int,
     clock: budget.Clock = time.thread_time,
 ) -> DecodingStats:
-    """Return the statistics of one request, usually in CPU seconds of this thread."""
+    """Return the statistics of one request; by default times are CPU seconds of this thread."""
     rng = np.random.default_rng(seed)
     return result_of(
         decode_iterations(
@@ -80,7 +80,7 @@ def decoded(
 
 
 def with_tables(repetitions: int, max_new_tokens: int) -> Iterator[tuple[str, ...]]:
-    """Yield the rows of the first table: median CPU microseconds an iteration, by kind of head."""
+    """Yield the rows of the first table: median CPU microseconds per iteration, by head."""
     target, draft = random_pair(VOCAB_SIZE, CLOSENESS)
     with_head = TopKBigram(target, NUM_CANDIDATES), TopKBigram(draft, NUM_CANDIDATES)
     with_logits = DenseBigram(target), DenseBigram(draft)
@@ -88,16 +88,16 @@ def with_tables(repetitions: int, max_new_tokens: int) -> Iterator[tuple[str, ..
         config = DecodingConfig(**options, max_new_tokens=max_new_tokens)
         cells = []
         for pair in (with_head, with_logits):
-            found = repeated(lambda seed: decoded(*pair, config, seed), repetitions)  # noqa: B023
-            host_us = [1e6 * stats.host_s / stats.num_iterations for stats in found]
+            results = repeated(lambda seed: decoded(*pair, config, seed), repetitions)  # noqa: B023
+            host_us = [1e6 * stats.host_s / stats.num_iterations for stats in results]
             cells.append(f"{statistics.median(host_us):.0f} ({min(host_us):.0f})")
-        rows = statistics.fmean(stats.target_rows / stats.num_iterations for stats in found)
-        layers = statistics.fmean(stats.mean_acceptance_length for stats in found)
+        rows = statistics.fmean(stats.target_rows / stats.num_iterations for stats in results)
+        layers = statistics.fmean(stats.mean_acceptance_length for stats in results)
         yield name, *cells, f"{rows:.1f}", f"{layers:.2f}"
 
 
 def engine_runs(pipeline: Pipeline, max_new_tokens: int) -> dict[str, budget.Request]:
-    """Return a function of the seed for every run, on the engines of a pipeline."""
+    """Return for every run a function that decodes with a seed, on the engines of a pipeline."""
 
     def run_of(options: dict[str, Any]) -> budget.Request:
         def generated(seed: int) -> DecodingStats:
@@ -112,20 +112,20 @@ def engine_runs(pipeline: Pipeline, max_new_tokens: int) -> dict[str, budget.Req
 
 
 def with_engines(runs: dict[str, budget.Request], repetitions: int) -> Iterator[tuple[str, ...]]:
-    """Yield the rows of a bundle's table: median wall microseconds an iteration, by part."""
+    """Yield the rows of a bundle's table: median wall microseconds per iteration, by part."""
     for name, generated in runs.items():
-        found = repeated(generated, repetitions)
+        all_stats = repeated(generated, repetitions)
         parts = [
-            statistics.median(1e6 * getattr(s, part) / s.num_iterations for s in found)
+            statistics.median(1e6 * getattr(s, part) / s.num_iterations for s in all_stats)
             for part in ("target_s", "draft_s", "host_s")
         ]
-        calls = statistics.fmean(s.draft_calls / s.num_iterations for s in found)
+        calls = statistics.fmean(s.draft_calls / s.num_iterations for s in all_stats)
         share = 100 * parts[-1] / sum(parts)
         yield name, *(f"{part:.0f}" for part in parts), f"{calls:.1f}", f"{share:.1f} %"
 
 
 def budget_of_tables(repetitions: int, max_new_tokens: int) -> list[str]:
-    """Return the table by step, engines replaced by tables."""
+    """Return the table by step, with tables in place of engines."""
     logits = random_pair(VOCAB_SIZE, CLOSENESS)
     target, draft = (TopKBigram(each, NUM_CANDIDATES) for each in logits)
 
@@ -138,7 +138,7 @@ def budget_of_tables(repetitions: int, max_new_tokens: int) -> list[str]:
 
 
 def repeated(request: Callable[[int], DecodingStats], repetitions: int) -> list[DecodingStats]:
-    """Return the statistics of requests with seeds 0, 1, ... after two that only warm up."""
+    """Return the statistics of requests with seeds 0, 1, ...; two warm-up requests come first."""
     for seed in range(2):
         request(seed)
     return [request(seed) for seed in range(repetitions)]
@@ -168,25 +168,25 @@ def tables(
 def beam_tables(
     bundles: tuple[Path, ...], beams: list[int], repetitions: int, page: Page
 ) -> Iterator[str]:
-    """Yield the lines of the second section; draw the first bundle's growth."""
+    """Yield the lines of the second section; plot the first bundle's times."""
     picture = PICTURE if page.document == PAGE else Path(PICTURE).name
     columns = ("run", *(f"W={num_beams:,}" for num_beams in beams))
     for bundle in bundles:
-        found = by_beams.measure(bundle, beams, repetitions, page.threads)
+        times = by_beams.measure(bundle, beams, repetitions, page.threads)
         yield from (
             f"`{bundle.name}`: host microseconds an iteration, medians; in brackets the multiple "
             "of 100 us an iteration + (30 us + 4 us a beam) for each layer drafted or selected.",
             "",
-            *table(columns, by_beams.rows(found)),
+            *table(columns, by_beams.rows(times)),
             "",
         )
         if bundle == bundles[0]:
-            by_beams.plot(found, page.document.parent / picture)
+            by_beams.plot(times, page.document.parent / picture)
     yield f"![host time by beams]({picture})"
 
 
 def beam_counts(ctx: click.Context, param: click.Parameter, text: str) -> list[int]:
-    """Return numbers of beams given with commas between them."""
+    """Return the comma-separated numbers of beams in ``text``."""
     try:
         return [int(part) for part in text.split(",") if part]
     except ValueError:
@@ -198,7 +198,7 @@ def beam_counts(ctx: click.Context, param: click.Parameter, text: str) -> list[i
 @click.option("--repetitions", default=20, show_default=True)
 @click.option("--max-new-tokens", default=64, show_default=True)
 @click.option(
-    "--beams", default="", callback=beam_counts, help="Measure growth, as 1,4,32,128,512,1024."
+    "--beams", default="", callback=beam_counts, help="Measure growth, such as 1,4,32,128,512."
 )
 @writes(PAGE)
 def main(
@@ -208,7 +208,7 @@ def main(
     beams: list[int],
     page: Page,
 ) -> None:
-    """Measure, print the tables and write them between the marks of the document."""
+    """Measure and write the tables into their section of the page."""
     if beams:
         page.begin("host time by beams")
         lines = beam_tables(bundles, beams, repetitions, page)

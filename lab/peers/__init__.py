@@ -1,1 +1,1 @@
-"""Comparison with other tools, on the same checkpoints, in one run."""
+"""Comparison with other tools on the same checkpoints, measured in one run."""

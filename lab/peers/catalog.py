@@ -1,4 +1,4 @@
-"""Catalog of the compared tools, and the runs of each."""
+"""Catalog of the compared tools and their runs."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -7,8 +7,8 @@ from typing import Any, Literal
 Source = Literal["bundle", "checkpoints", "conversion"]
 
 WIDTH, TOP_K = 4, 20
-# torch is installed first and alone, and pinned in the second call too: a range would select the
-# newest build with gigabytes of CUDA packages.
+# torch is installed first and alone, and pinned again in the second call: otherwise pip would
+# select the newest build, with gigabytes of CUDA packages.
 TORCH = "torch==2.13.0"
 OURS = "dsbd-ort"
 PRECISIONS = ("fp32", "int8")
@@ -21,7 +21,7 @@ SPECULATIVE = "speculative, throughput"
 
 
 class PeerError(Exception):
-    """A tool cannot be installed, converted for or run; the message is the reason."""
+    """A tool cannot be installed or run, or its conversion failed; the message is the reason."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,14 +29,14 @@ class PeerRun:
     """One row of the comparison.
 
     Attributes:
-        name: of the method; with the tool and the precision it names the row.
+        name: name of the method; with the tool and the precision it identifies the row.
         precision, task, options: see ``runners.serve.Job``.
-        counterpart: the run of ours, of the same precision, that does the same; None for ours.
-        undrafted: the run of the same tool and precision that does the same without a draft.
-        unable: why the tool cannot do it, for the table; such a run needs nothing installed.
-        same_tokens_as: the run of ours that should have the same tokens, None for none.
-        same_search_as: the run of ours that must return the same sequences with the same scores;
-            the comparison fails if one request does not.
+        counterpart: our run of the same precision that does the same; None for our own runs.
+        undrafted: run of the same tool and precision that does the same without a draft, or None.
+        unable: why the tool cannot do this (shown in the table); then the tool is not installed.
+        same_tokens_as: our run that should have the same tokens, or None.
+        same_search_as: our run that must return the same sequences with the same scores, or None;
+            the comparison fails if one request differs.
     """
 
     name: str
@@ -55,11 +55,11 @@ class Peer:
     """One tool.
 
     Attributes:
-        name: of its row, and of its folder below the work folder.
-        runner: module below lab.peers.runners.
-        source: opened by its runner: a bundle of ours, the checkpoints themselves, or a conversion
-            by the tool.
-        installs: arguments of one ``pip install`` each; none: this very environment.
+        name: shown in its rows; also its folder below the work folder.
+        runner: module in lab.peers.runners.
+        source: what its runner opens: our bundle, the checkpoints themselves, or the tool's own
+            conversion of them.
+        installs: arguments of each ``pip install``; (): the tool runs in this environment.
         runs: its rows.
     """
 
@@ -71,11 +71,11 @@ class Peer:
 
 
 def _ours(precision: str) -> tuple[PeerRun, ...]:
-    """Return our rows: (name, task, same tokens as, options)."""
+    """Return our runs."""
     beams, sampled = {"num_beams": WIDTH}, {"top_k": TOP_K}
     planned = {"draft_policy": "throughput"}
     dsbd = {"strategy": "dsbd", **beams, **sampled}
-    rows = (
+    rows = (  # (name, task, same tokens as, options)
         (BEAM_SAMPLE, "beam-sampling", None, {"strategy": "beam-sample", **beams, **sampled}),
         (DSBD, "beam-sampling", BEAM_SAMPLE, {**dsbd, **planned}),
         (
@@ -193,7 +193,7 @@ PEERS = (
                 *("openvino-tokenizers==2026.4.1.0", "nncf==3.4.0", "transformers==5.5.4"),
                 *("optimum==2.3.0", "requests", TORCH),
             ),
-            ("--no-deps", "optimum-intel==2.2.0"),  # wants torchvision, which wants another torch
+            ("--no-deps", "optimum-intel==2.2.0"),  # needs torchvision, which needs another torch
         ),
         runs=tuple(
             run
@@ -205,6 +205,6 @@ PEERS = (
 
 
 def peer_of(name: str, runs: tuple[PeerRun, ...]) -> Peer:
-    """Return a tool of the table with other runs."""
+    """Return a tool of ``PEERS`` with other runs."""
     (peer,) = (peer for peer in PEERS if peer.name == name)
     return replace(peer, runs=runs)

@@ -1,13 +1,13 @@
 """Comparison with other tools: same checkpoints, prompts, lengths and threads, in one run.
 
 --compare strategies: free text. schemas: documents under JSON schemas. retrieval: wide beams that
-search item ids, under a trie if the tool has one; the command fails if two searches that must find
-the same do not.
+search item ids, under a trie if the tool has one; the command fails if two searches that must
+return the same results do not.
 
 Every tool has its own environment and converts the checkpoints once, in its own way; a new twin is
-converted again. Every row is measured in processes of its own, one for each round. A tool that
-cannot be installed, converted for or run is in the table with the reason. An existing report is not
-measured again, only its table is written: delete it to measure again.
+converted again. Every row is measured in separate processes, one per round. If a tool cannot be
+installed or run, or its conversion fails, the table has the reason. If the report exists, nothing
+is measured and only the tables are written: delete it to measure again.
 """
 
 import dataclasses
@@ -44,7 +44,7 @@ FOLDER = click.Path(path_type=Path, file_okay=False)
 
 
 def pair_of(params: str, speed: Path, logits: str) -> Pair:
-    """Return the twin's checkpoints and bundles, created if missing."""
+    """Return the checkpoints of the twin and its bundles, created if missing."""
     twin = twin_of(params, speed)
 
     def bundle(precision: str) -> Path:
@@ -66,7 +66,7 @@ def plan_of(
     max_new_tokens: int | None,
     num_rounds: int,
 ) -> Plan:
-    """Return the rounds, with prompts and ids in the tokens of the pair."""
+    """Return the plan, with prompts and ids in the tokens of the pair."""
     tokenizer = Tokenizer.from_file(str(pair.target / "tokenizer.json"))
     ids = None
     if comparison.num_ids:
@@ -90,9 +90,9 @@ def plan_of(
     show_default=True,
     help="Subject.",
 )
-@click.option("--params", default="150M", show_default=True, help="Size of the twin.")
+@click.option("--params", default="150M", show_default=True, help="Parameters of the twin.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="The report, JSON.")
-@click.option("--peer", "names", multiple=True, help="A tool to compare with [all].")
+@click.option("--peer", "names", multiple=True, help="Tool to compare with [all].")
 @click.option(
     "--num-prompts",
     type=click.IntRange(1, len(PROMPTS)),
@@ -100,19 +100,21 @@ def plan_of(
 )
 @click.option("--rounds", default=3, show_default=True)
 @click.option(
-    "--max-new-tokens", type=click.IntRange(min=1), help="[48; retrieval: the tokens of an id]"
+    "--max-new-tokens", type=click.IntRange(min=1), help="[48; retrieval: length of an id]"
 )
 @click.option(
     "--width",
     "widths",
     type=click.IntRange(min=2),
     multiple=True,
-    help="Beams of a search, of retrieval [32, 64, 128, 256].",
+    help="Beams of a search, for retrieval [32, 64, 128, 256].",
 )
-@click.option("--busy", "is_busy", is_flag=True, help="While another process takes a core.")
-@click.option("--speed", type=FOLDER, default=BUILD / "speed", help="Twins, bundles.")
-@click.option("--work", type=FOLDER, default=BUILD / "peers", help="The tools.")
-@click.option("--print", "is_printed", is_flag=True, help="Print the tables, write no page.")
+@click.option(
+    "--busy", "is_busy", is_flag=True, help="Measure next to a process that takes a core."
+)
+@click.option("--speed", type=FOLDER, default=BUILD / "speed", help="Folder of twins, bundles.")
+@click.option("--work", type=FOLDER, default=BUILD / "peers", help="Folder of the tools.")
+@click.option("--print", "is_printed", is_flag=True, help="Only print the tables.")
 @writes(RESULTS / "peers.md")
 def main(
     name: str,
@@ -129,15 +131,15 @@ def main(
     is_printed: bool,
     page: Page,
 ) -> None:
-    """Measure unless the report exists, and write the tables."""
+    """Measure unless the report exists; write the tables."""
     if widths and name != RETRIEVAL:
         raise click.UsageError(f"--width is for --compare {RETRIEVAL}, not for {name}")
     comparison = retrieval(widths) if widths else COMPARISONS[name]
     if is_busy:
         comparison = next_to_busy(comparison)
-    known = [peer.name for peer in comparison.peers]
-    for tool in set(names).difference(known):
-        raise click.UsageError(f"--peer is {tool!r}: expected one of {', '.join(known)}")
+    tool_names = [peer.name for peer in comparison.peers]
+    for tool in set(names).difference(tool_names):
+        raise click.UsageError(f"--peer is {tool!r}: expected one of {', '.join(tool_names)}")
     suffix = ("" if name == STRATEGIES else f"-{name}") + "-busy" * is_busy
     output = output or speed / f"peers-{params}{suffix}.json"
     if output.exists():

@@ -1,4 +1,4 @@
-"""Comparisons of lab/run peers: which tools do what, and the table of each."""
+"""Comparisons of lab/run peers: the tools and the table of each."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +22,7 @@ from lab.peers.schemas import SCHEMA_PEERS, schema_prompts, schema_warm_up
 from lab.peers.summary import BARS, Bar
 
 STRATEGIES, RETRIEVAL = "strategies", "retrieval"
-_WARM_UP = "def close(self, force=False):"  # none of the prompts
+_WARM_UP = "def close(self, force=False):"  # not one of the prompts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,16 +31,16 @@ class Comparison:
 
     Attributes:
         name: its value of ``--compare``.
-        section: of the page.
-        peers: the tools, ours first.
-        prompts: the first so many prompts, in the tokens of the pair.
-        warm_up: the request before them, which is not counted.
-        columns: of its table.
-        note: ends the paragraph below the table.
-        bars: ratios that were aimed at.
-        max_new_tokens: of a request, unless the command says otherwise.
-        num_ids: ids that are searched; 0: none.
-        logits: head of our bundles.
+        section: name of its section of the page.
+        peers: the tools, dsbd-ort first.
+        prompts: returns the first n prompts, encoded by the pair's tokenizer.
+        warm_up: returns the request before them, which is not counted.
+        columns: columns of its table.
+        note: last sentences of the paragraph below the table.
+        bars: target ratios.
+        max_new_tokens: of a request, unless the command has another value.
+        num_ids: number of ids to search; 0: none.
+        logits: head of our bundles, as in --logits.
         subject: what is compared, for the paragraph below the table.
     """
 
@@ -59,9 +59,9 @@ class Comparison:
 
 
 def next_to_busy(comparison: Comparison) -> Comparison:
-    """Return the comparison for a machine of which another process takes a core.
+    """Return the comparison for a machine on which another process takes a core.
 
-    Its section and its bars are others: to be no slower than any tool.
+    It has another section, and the target ratios are 1: no slower than any tool.
     """
     bars = tuple(replace(bar, aim=1.0) for bar in comparison.bars)
     return replace(comparison, section=f"{comparison.section}, busy", bars=bars)

@@ -1,4 +1,4 @@
-"""Item ids for searches: sequences of codes, made by a seed, in a file that every tool reads."""
+"""Item ids for searches: sequences of codes, drawn from a seed, in a file that all tools read."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from numpy.typing import NDArray
 
 LENGTH, MOST_CODES = 4, 256
 _SEED = 0
-_FIRST_TOKEN = 16  # no special token is among the codes
+_FIRST_TOKEN = 16  # lower ids may be special tokens, which are not used as codes
 
 
 def made_ids(num_ids: int, vocab_size: int) -> NDArray[np.int32]:
-    """Return different ids, (num_ids, LENGTH) int32: one of 256 codes at each place, or fewer.
+    """Return distinct ids, (num_ids, LENGTH) int32, with up to 256 different codes at each place.
 
-    The codes of one place are tokens of no other, and independent: as items that are quantized
-    level by level have them. Which tokens they are is drawn too. A small vocabulary has room for
-    fewer codes.
+    The codes are drawn independently, and each place has its own tokens, as in ids of items that
+    are quantized level by level. The tokens are drawn at random. A small vocabulary has fewer codes
+    per place.
     """
     num_codes = min(MOST_CODES, max(vocab_size - _FIRST_TOKEN, 0) // LENGTH)
     if num_ids > num_codes**LENGTH // 2:
@@ -36,16 +36,16 @@ def made_ids(num_ids: int, vocab_size: int) -> NDArray[np.int32]:
 
 
 class Ids:
-    """Ids in a file, and which sequences are among them."""
+    """Ids in a file; counts which sequences are among them."""
 
     def __init__(self, file: Path) -> None:
-        """Read a ``.npy`` file of (num_ids, length) integers."""
+        """Read a ``.npy`` file of integers, (num_ids, length)."""
         self.file = file
         self._known = frozenset(map(tuple, np.load(file).tolist()))
 
     @classmethod
     def written(cls, folder: Path, num_ids: int, vocab_size: int) -> Ids:
-        """Return the ids of a file in ``folder``, written if missing."""
+        """Return the ids of a file in ``folder``, which is written if missing."""
         file = folder / f"ids-{num_ids}-of-{vocab_size}.npy"
         if not file.exists():
             partial = file.with_name(f".{os.getpid()}-{file.name}")
@@ -54,5 +54,5 @@ class Ids:
         return cls(file)
 
     def num_legal(self, sequences: Sequence[Sequence[int]]) -> int:
-        """Return how many different ids are among the sequences."""
+        """Return the number of distinct ids among the sequences."""
         return len({tuple(sequence) for sequence in sequences} & self._known)

@@ -24,7 +24,7 @@ _TIMEOUT_S = 1800
 
 @dataclass(frozen=True, kw_only=True)
 class Pair:
-    """The checkpoints for every tool, and our bundle of them by precision."""
+    """The checkpoints that every tool gets; ``bundle_of`` returns our bundle of a precision."""
 
     target: Path
     draft: Path
@@ -33,7 +33,7 @@ class Pair:
 
 @dataclass(frozen=True, kw_only=True)
 class ReadyRun:
-    """A run that can start, with everything its process needs."""
+    """A run that can start, with all that its process needs."""
 
     peer: Peer
     run: PeerRun
@@ -42,13 +42,13 @@ class ReadyRun:
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """Return the tool, the run and the precision, which name the row."""
+        """Return the tool, the run and the precision, which identify the row."""
         return self.peer.name, self.run.name, self.run.precision
 
 
 @dataclass(frozen=True, kw_only=True)
 class NotRun:
-    """A run that cannot start or failed, and the reason."""
+    """A run that failed or cannot start, with the reason."""
 
     peer: Peer
     run: PeerRun
@@ -56,7 +56,7 @@ class NotRun:
 
 
 def prepare(peer: Peer, pair: Pair, work: Path, num_threads: int) -> list[ReadyRun | NotRun]:
-    """Return every run of a tool, ready or with the reason why not."""
+    """Return every run of a tool: ready, or with the reason why it cannot start."""
     unable = [
         NotRun(peer=peer, run=run, reason=run.unable) for run in peer.runs if run.unable is not None
     ]
@@ -68,7 +68,7 @@ def prepare(peer: Peer, pair: Pair, work: Path, num_threads: int) -> list[ReadyR
 
 
 def _prepared(peer: Peer, pair: Pair, work: Path, num_threads: int) -> list[ReadyRun | NotRun]:
-    """Return the runs that the tool should be able to do."""
+    """Prepare the runs that are not marked ``unable``."""
     folder = work / peer.name.replace(" ", "-")
     try:
         python = Path(sys.executable)
@@ -100,7 +100,7 @@ def _opened_folder(
     python: Path,
     num_threads: int,
 ) -> Path:
-    """Return the folder that the runner opens with the checkpoints, created if missing."""
+    """Return the folder that the runner opens; a missing conversion is created."""
     if peer.source == "bundle":
         return pair.bundle_of(precision)
     if peer.source == "checkpoints":
@@ -132,7 +132,7 @@ def _job(pair: Pair, folder: Path, run: PeerRun, num_threads: int) -> Job:
 
 
 def checkpoint_key(*checkpoints: Path) -> str:
-    """Return a hash of the weights, shapes and tokenizers of checkpoints."""
+    """Return a hash of the weights, configs and tokenizers of checkpoints."""
     digest = hashlib.sha256()
     for checkpoint in checkpoints:
         files = [file for pattern in _PATTERNS for file in sorted(checkpoint.glob(pattern))]
@@ -144,14 +144,14 @@ def checkpoint_key(*checkpoints: Path) -> str:
 
 
 def conversion_key(checkpoints: str, installs: Sequence[Sequence[str]], converter: Path) -> str:
-    """Return a hash of what a conversion depends on: checkpoints, versions, program."""
+    """Return a hash of all that a conversion depends on: checkpoints, versions, program."""
     words = "\n".join(" ".join(words) for words in installs)
     digest = hashlib.sha256(f"{checkpoints}\n{words}\n".encode() + converter.read_bytes())
     return digest.hexdigest()[:_KEY_LENGTH]
 
 
 def converted_folder(folder: Path, convert: Callable[[Path], None]) -> Path:
-    """Return ``folder``, filled by ``convert`` if missing; it is complete or absent."""
+    """Return ``folder``, filled by ``convert`` if missing; a partial folder never stays."""
     if not folder.exists():
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as temporary:
@@ -166,7 +166,7 @@ def environment_python(folder: Path, installs: Sequence[Sequence[str]]) -> Path:
     """Return the Python of the environment in ``folder``, created again if ``installs`` changed.
 
     Raises:
-        PeerError: it cannot be made.
+        PeerError: the environment cannot be created.
     """
     python, stamp = folder / "bin" / "python", folder / _STAMP
     wanted = "\n".join(" ".join(words) for words in installs)

@@ -1,4 +1,4 @@
-"""Report of a comparison, the JSON of lab/run peers, and its tables."""
+"""Report of a comparison (the JSON of lab/run peers) and its tables."""
 
 import datetime
 from collections.abc import Callable, Sequence
@@ -22,7 +22,7 @@ from scripts.document_sections import table
 from scripts.machine import one_core_taken
 
 LOGPROB = "mean log-probability"
-REASON_LINES = 2  # of an error: some print their whole state
+REASON_LINES = 2  # lines shown of an error: some errors print their whole state
 BAR_COLUMNS = ("ours", "over", "precision", "aimed at", "measured")
 
 
@@ -31,15 +31,15 @@ class PeersReport:
     """The report of a comparison; nested names are those of the dataclasses.
 
     Attributes:
-        comparison: its name in ``COMPARISONS``.
-        created: when it began, ISO 8601, UTC.
+        comparison: name in ``COMPARISONS``.
+        created: time of the start, ISO 8601, UTC.
         params: size of the twin.
-        is_busy: whether another process took one of the cores meanwhile.
-        checkpoints: key of both checkpoints (see conversion.checkpoint_key).
-        installs: arguments of pip, by tool.
-        rows: one for every run, including those that failed.
+        is_busy: whether another process took one of the cores.
+        checkpoints: hash of both checkpoints (see ``prepare.checkpoint_key``).
+        installs: arguments of ``pip install``, by tool.
+        rows: a row per run, including failed runs.
         bars: the target ratios.
-        requests: all measurements, in order.
+        requests: all measurements, in the order in which they were made.
     """
 
     comparison: str
@@ -70,10 +70,10 @@ def compare(
     threads: int,
     report: Callable[[str], None],
 ) -> PeersReport:
-    """Prepare and measure all runs of ours and of the tools with these names; no name: of all."""
+    """Prepare and measure our runs and those of the named tools; () stands for all tools."""
     peers = [peer for peer in comparison.peers if not names or peer.name in (OURS, *names)]
     created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    machine = this_machine()  # before the load is our own
+    machine = this_machine()  # before our own load
     runs = [run for peer in peers for run in prepare(peer, pair, work, threads)]
     not_run = [run for run in runs if isinstance(run, NotRun)]
     ready = [run for run in runs if not isinstance(run, NotRun)]
@@ -113,8 +113,8 @@ def compare(
 def with_logprobs(
     requests: Sequence[Request], prompts: Sequence[Prompt], bundle: Path, threads: int
 ) -> list[Request]:
-    """Return the requests with ``logprob``: a tool that leaves the target's law is seen by it."""
-    found: list[Request] = []
+    """Return the requests with ``logprob``, which shows if a tool samples another distribution."""
+    scored_requests: list[Request] = []
     logprob_of: dict[tuple[int, ...], float] = {}
     with Pipeline.from_bundle(bundle, num_threads=threads) as pipeline:
         for request in requests:
@@ -124,14 +124,14 @@ def with_logprobs(
                 assert scored.prompt_logprobs is not None  # asked for
                 logprobs = scored.prompt_logprobs.token_logprobs[len(prompt) :]
                 logprob_of[text] = float(np.mean(np.array(logprobs, dtype=np.float64)))
-            found.append(replace(request, logprob=logprob_of[text]))
-    return found
+            scored_requests.append(replace(request, logprob=logprob_of[text]))
+    return scored_requests
 
 
 def tables_of(report: dict[str, Any], comparison: Comparison | None = None) -> str:
-    """Return the rows, the bars and how they were measured.
+    """Return the tables of the rows and the target ratios, and how they were measured.
 
-    comparison: whose report it is; None: one of ``COMPARISONS``.
+    comparison: the measured comparison; None: the report's name in ``COMPARISONS``.
     """
     comparison = comparison or COMPARISONS[report.get("comparison", STRATEGIES)]
     cells = [_cells(row, comparison.columns) for row in report["rows"]]
@@ -191,8 +191,8 @@ def _time_ratio(row: dict[str, Any]) -> str:
 
 
 def _milliseconds(row: dict[str, Any]) -> str:
-    found = Spread(**row["searches"]["seconds"])
-    cells = (1e3 * found.median, 1e3 * found.quartile_1, 1e3 * found.quartile_3)
+    seconds = Spread(**row["searches"]["seconds"])
+    cells = (1e3 * seconds.median, 1e3 * seconds.quartile_1, 1e3 * seconds.quartile_3)
     return spread_cell(Spread(*cells))
 
 
@@ -218,8 +218,8 @@ def _same_tokens(row: dict[str, Any]) -> str:
 
 
 def _tokens_per_iteration(row: dict[str, Any]) -> str:
-    found = row["tokens_per_iteration"]
-    return "" if found is None else f"{found:.2f}"
+    number = row["tokens_per_iteration"]
+    return "" if number is None else f"{number:.2f}"
 
 
 MEASURED: dict[str, Callable[[dict[str, Any]], str]] = {

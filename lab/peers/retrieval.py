@@ -1,4 +1,4 @@
-"""The comparison of retrieval: wide beams over item ids, under a trie where the tool has one."""
+"""Comparison of retrieval: wide beams over item ids, under a trie if the tool has one."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,7 +14,7 @@ from lab.peers.summary import Bar
 WIDTHS = (32, 64, 128, 256)
 NUM_IDS = 100_000
 PROMPT_LENGTH = 256
-WARM_UP_LENGTH = 32  # some tools compute a prompt once for every beam, which takes minutes
+WARM_UP_LENGTH = 32  # short: some tools compute the prompt once per beam, which takes minutes
 TRANSFORMERS_AIM, OTHERS_AIM = 2.0, 1.0
 AIMED_WIDTHS = (64, 256)
 
@@ -33,7 +33,7 @@ def retrieval_warm_up(tokenizer: Tokenizer) -> Prompt:
 
 
 def _prompt(tokenizer: Tokenizer, seed: int, length: int) -> Prompt:
-    """Return the built-in prompts in an order of their own, again and again."""
+    """Return ``length`` tokens of the built-in prompts, repeated in random orders."""
     rng, token_ids = np.random.default_rng(seed), list[int]()
     while len(token_ids) < length:
         for text in rng.permutation(PROMPTS):
@@ -64,9 +64,10 @@ def _ours(precision: str, width: int) -> tuple[PeerRun, ...]:
 def _theirs(
     widths: Sequence[int], precisions: Sequence[str], *names: str, holds: bool = False
 ) -> tuple[PeerRun, ...]:
-    """Return the rows of a tool: its names of the width and of the number of results.
+    """Return the runs of a tool, one for each combination of width and precision.
 
-    holds: whether it keeps to the ids.
+    names: the tool's options that get the width. holds: whether the tool restricts the search to
+    the ids.
     """
     runs = []
     for precision in precisions:
@@ -86,7 +87,7 @@ def _theirs(
 
 
 def retrieval_peers(widths: Sequence[int]) -> tuple[Peer, ...]:
-    """Return the tools, ours first, with rows of every beam width."""
+    """Return the tools, dsbd-ort first, with runs of every beam width."""
     ours = [run for precision in PRECISIONS for width in widths for run in _ours(precision, width)]
     hugging_face = ("num_beams", "num_return_sequences")
     return (
@@ -106,7 +107,7 @@ def retrieval_peers(widths: Sequence[int]) -> tuple[Peer, ...]:
 
 
 def retrieval_bars(widths: Sequence[int]) -> tuple[Bar, ...]:
-    """Return the aimed-at ratios of times, for every tool and each of ``AIMED_WIDTHS``."""
+    """Return the target ratios of times, for every tool and each of ``AIMED_WIDTHS``."""
     return tuple(
         Bar(
             ours=SEARCH.format(width),

@@ -1,4 +1,4 @@
-"""Timing: every run in a process of its own, round after round."""
+"""Timing in rounds, with a new process for every run."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ class Prompt:
     """A request that every run gets.
 
     Attributes:
-        json_schema: text of the schema that the answer follows; None: free text, full length.
+        json_schema: text of the schema for the answer; None: free text of the full length.
     """
 
     token_ids: list[int]
@@ -32,18 +32,18 @@ class Request:
     """One request of one run.
 
     Attributes:
-        peer, run, precision: the row.
-        prompt_index, round: they pair it with requests of other runs, which have the same seed.
-        seconds: of the whole request, in the runner's process.
-        token_ids: new tokens of the best sequence; of a document those before its end.
-        num_iterations: in which the target gave them; None where the tool does not say.
-        is_valid: whether they are a document that the schema allows; None without a schema.
-        sequences, scores: of all returned sequences, best first; None but in retrieval, and the
-            scores where the tool does not say them.
-        num_legal: how many of the sequences are ids; None without ids.
+        peer, run, precision: identify the row.
+        prompt_index, round: equal for paired requests of other runs, which have the same seed.
+        seconds: duration of the whole request in the runner's process.
+        token_ids: new tokens of the best sequence; those of a document without its end token.
+        num_iterations: iterations of the target; None if the tool does not report them.
+        is_valid: whether the tokens are a valid document of the schema; None without a schema.
+        sequences, scores: all returned sequences, best first, and their scores; None except in
+            retrieval, and None scores if the tool does not report them.
+        num_legal: number of distinct ids among the sequences; None without ids.
         logprob: mean log-probability of the tokens under the target in fp32, at temperature 1;
             None before it is computed.
-        peak_bytes: peak memory of the process so far, including loading.
+        peak_bytes: peak memory of the process until then, including loading.
         version, settings: reported by the runner.
     """
 
@@ -72,7 +72,7 @@ class Request:
 
     @property
     def requests_per_s(self) -> float:
-        """Return such requests per second."""
+        """Return requests of this duration per second."""
         return 1 / self.seconds
 
 
@@ -81,8 +81,8 @@ class Plan:
     """The requests of every run in every round.
 
     Attributes:
-        documents: judges answers under a schema; None where no prompt has one.
-        ids: what searches look for; None for no ids.
+        documents: checks answers against their schema; None if no prompt has a schema.
+        ids: the ids of a search, or None.
     """
 
     prompts: Sequence[Prompt]
@@ -105,10 +105,9 @@ def measure_rounds(
     report: Callable[[str], None],
     start: OpenProcess = start_process,
 ) -> Iterator[Request | NotRun]:
-    """Yield the requests of all rounds; a run that fails is yielded once as NotRun and left out.
+    """Yield the requests of all rounds; a failed run is yielded once as NotRun and then left out.
 
-    Before the prompts of a round a process continues
-    another prompt, which is not counted.
+    Each process first continues a warm-up prompt, which is not counted.
     """
     remaining = list(runs)
     for number in range(plan.num_rounds):
@@ -133,8 +132,8 @@ def _one_round(
             seed = number * len(plan.prompts) + index
             answer = process.generate(_asked(prompt, plan, seed)) | {"is_valid": None}
             if plan.documents and prompt.json_schema is not None:
-                found = plan.documents.judged(answer["token_ids"], prompt.json_schema)
-                answer["token_ids"], answer["is_valid"] = found
+                judged = plan.documents.judged(answer["token_ids"], prompt.json_schema)
+                answer["token_ids"], answer["is_valid"] = judged
             if plan.ids and answer["sequences"] is not None:
                 answer["num_legal"] = plan.ids.num_legal(answer["sequences"])
             yield Request(

@@ -1,4 +1,4 @@
-"""Runner in a process of its own, with one request at a time."""
+"""A runner in a separate process, with one request at a time."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class RunnerJob(Protocol):
-    """A dataclass that says what a runner opens, in the words of its protocol."""
+    """A dataclass that describes what a runner opens; its fields are sent to the runner."""
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
     @property
     def num_threads(self) -> int:
-        """Of the tool."""
+        """Threads of the tool."""
 
 
 class RunnerProcess:
-    """The process of a runner: a context manager; leaving it ends the process."""
+    """The process of a runner: a context manager whose exit ends the process."""
 
     def __init__(
         self,
@@ -46,13 +46,13 @@ class RunnerProcess:
         """Set the command of the process.
 
         Args:
-            python: of the tool's environment.
-            runner: its module in ``package``.
-            package: where the runners are.
-            job: to convert or open.
-            log: its stderr is written here.
+            python: interpreter of the tool's environment.
+            runner: module in ``package``.
+            package: package of the runners.
+            job: what ``convert`` and ``open`` send.
+            log: file for the stderr of the process.
             import_from: folders that hold ``package`` and lab.
-            timeout_s: of one answer.
+            timeout_s: maximum seconds for one answer.
         """
         self._command = [str(python), "-m", f"{package}.{runner}"]
         self._job = job
@@ -87,13 +87,13 @@ class RunnerProcess:
         if kind is not None:
             self._process.kill()
         try:
-            with contextlib.suppress(BrokenPipeError):  # a question that a dead process never read
+            with contextlib.suppress(BrokenPipeError):  # the process ended before it read a request
                 self._process.__exit__(kind, error, trace)
         finally:
             self._stderr.close()
 
     def convert(self) -> None:
-        """Have the tool convert the checkpoints into the job's folder."""
+        """Let the tool convert the checkpoints into the job's folder."""
         self.ask("convert", dataclasses.asdict(self._job))
 
     def open(self) -> dict[str, Any]:
@@ -101,14 +101,14 @@ class RunnerProcess:
         return self.ask("open", dataclasses.asdict(self._job))
 
     def generate(self, asked: Asked) -> dict[str, Any]:
-        """Return token_ids, num_iterations, seconds and peak_bytes of one request."""
+        """Run one request; return its token_ids, num_iterations, seconds, peak_bytes and others."""
         return self.ask("generate", dataclasses.asdict(asked))
 
     def ask(self, verb: str, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Return the answer to a verb of the runner's protocol.
+        """Send a verb of the runner's protocol and return the answer.
 
         Raises:
-            PeerError: there is none, or it is an error.
+            PeerError: the process gave no answer, or the answer is an error.
         """
         assert self._process.stdin is not None and self._process.stdout is not None  # pipes
         timer = threading.Timer(self._timeout_s, self._process.kill)

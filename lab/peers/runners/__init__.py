@@ -1,1 +1,1 @@
-"""One program per tool, run by the Python of that tool's own environment."""
+"""One program per tool, run by the Python of the tool's own environment."""

@@ -1,4 +1,4 @@
-"""CTranslate2: beam search on weights that its own converter wrote."""
+"""CTranslate2: beam search on weights from its own converter."""
 
 from pathlib import Path
 
@@ -31,7 +31,7 @@ def open_job(job: Job) -> Opened:
         intra_threads=job.num_threads,
     )
     tokenizer = Tokenizer.from_file(str(Path(job.target) / "tokenizer.json"))
-    no_token = tokenizer.get_vocab_size()  # an end token that is never generated
+    no_token = tokenizer.get_vocab_size()  # end token that is never generated
 
     def generate(asked: Asked) -> Answered:
         (result,) = generator.generate_batch(

@@ -13,9 +13,9 @@ from lab.peers.runners.serve import Answered, Asked, Job, Opened, serve
 
 
 def open_job(job: Job) -> Opened:
-    """Open the bundle; the options are those of DecodingConfig.
+    """Open the bundle; the job's options are those of DecodingConfig.
 
-    Requests share nothing: no rows of earlier prompts, no text of earlier answers.
+    Requests share nothing, neither rows of earlier prompts nor text of earlier answers.
     """
     pipeline = Pipeline.from_bundle(
         job.folder, num_threads=job.num_threads, prefix_cache=False, ngram_pool=0
@@ -34,12 +34,12 @@ def open_job(job: Job) -> Opened:
             **ending,
             **job.options,
         )
-        found = result.sequences
-        answered = Answered(found[0].token_ids, result.stats.num_iterations)
+        returned = result.sequences
+        answered = Answered(returned[0].token_ids, result.stats.num_iterations)
         if asked.ids_file is None:
             return answered
-        sequences = [sequence.token_ids for sequence in found]
-        scores = [sequence.score for sequence in found]
+        sequences = [sequence.token_ids for sequence in returned]
+        scores = [sequence.score for sequence in returned]
         return dataclasses.replace(answered, sequences=sequences, scores=scores)
 
     entry = pipeline.bundle.manifest.target

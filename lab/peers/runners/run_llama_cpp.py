@@ -1,4 +1,4 @@
-"""llama.cpp, by xllamacpp: greedy and sampling, with and without a draft, on GGUF files."""
+"""llama.cpp by xllamacpp: greedy and sampling, with and without a draft, on GGUF files."""
 
 from importlib.metadata import version
 from pathlib import Path
@@ -38,7 +38,7 @@ def open_job(job: Job) -> Opened:
     options = OPTIONS_BY_TASK[job.task] | job.options
 
     def generate(asked: Asked) -> Answered:
-        found = server.handle_completions(
+        answer = server.handle_completions(
             {
                 "prompt": asked.prompt_ids,
                 "n_predict": asked.max_new_tokens,
@@ -50,10 +50,10 @@ def open_job(job: Job) -> Opened:
                 **options,
             }
         )
-        if "__verbose" not in found:
-            raise ValueError(str(found)[:500])
-        tokens = found["__verbose"]["tokens"]
-        timings = found.get("timings", {})
+        if "__verbose" not in answer:
+            raise ValueError(str(answer)[:500])
+        tokens = answer["__verbose"]["tokens"]
+        timings = answer.get("timings", {})
         return Answered(tokens, len(tokens) - timings.get("draft_n_accepted", 0))
 
     settings = f"{job.precision}, at most {MOST_DRAFTED} drafted" if drafts else job.precision

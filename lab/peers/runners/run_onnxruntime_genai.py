@@ -1,4 +1,4 @@
-"""onnxruntime-genai: beam search, drafting and guidance, on models of its own builder."""
+"""onnxruntime-genai: beam search, drafting and guidance, on models from its own builder."""
 
 import json
 import subprocess
@@ -37,7 +37,7 @@ OPTIONS_BY_TASK: dict[str, dict[str, Any]] = {
 
 
 def convert(job: Job) -> None:
-    """Build both models below one folder: a configuration may not point outside of its own."""
+    """Build both models in one folder, because a configuration cannot refer to files outside it."""
     folder = Path(job.folder)
     for role in ROLES:
         command = [sys.executable, "-m", "onnxruntime_genai.models.builder", "-e", "cpu"]
@@ -45,8 +45,8 @@ def convert(job: Job) -> None:
         command += ["-o", str(folder / role), "-c", str(folder / "cache")]
         subprocess.run(command, check=True)
     config = json.loads((folder / "target" / CONFIG).read_text())
-    # no end token can be switched off, nor one beyond the vocabulary be given (0.18.0); the begin
-    # token is generated only after an end: such a sequence is shorter than it should be
+    # The end token cannot be switched off or set beyond the vocabulary (0.18.0). The begin token is
+    # generated only after an end; such a sequence is too short.
     config["model"]["eos_token_id"] = config["model"]["bos_token_id"]
     config["model"]["decoder"]["filename"] = "target/model.onnx"
     (folder / CONFIG).write_text(json.dumps(config))

@@ -1,4 +1,4 @@
-"""OpenVINO GenAI: beam search, drafting and schemas, on models that optimum-intel exported."""
+"""OpenVINO GenAI: beam search, drafting and schemas, on models exported by optimum-intel."""
 
 import subprocess
 import sys
@@ -21,7 +21,7 @@ from lab.peers.runners.serve import (
 
 DEVICE = "CPU"
 ROLES = ("target", "draft")
-# int8 keeps the plugin's defaults, as users of the tool do
+# int8 keeps the plugin's defaults, as users of the tool would
 PROPERTIES_BY_PRECISION = {
     "fp32": {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"},
     "int8": {},
@@ -105,7 +105,7 @@ def _config(options: dict[str, Any], asked: Asked) -> openvino_genai.GenerationC
 
 
 def _in_effect(draft: str, properties: dict[str, Any]) -> str:
-    """Return the properties that the plugin resolved, read from the draft to save memory."""
+    """Return the properties in effect, read from the draft to save memory."""
     model = str(Path(draft) / "openvino_model.xml")
     compiled = openvino.Core().compile_model(model, DEVICE, properties)
     values = {name: compiled.get_property(name) for name in REPORTED}

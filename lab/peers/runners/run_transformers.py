@@ -1,4 +1,4 @@
-"""transformers: generate() in fp32; under a schema with a logits processor over llguidance."""
+"""transformers: generate() in fp32; schemas by a logits processor with llguidance."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from lab.peers.runners.serve import (
     unknown_task,
 )
 
-SEARCHED = {"return_dict_in_generate": True, "output_scores": True}  # for the sequences' scores
+SEARCHED = {"return_dict_in_generate": True, "output_scores": True}  # to get the sequences' scores
 BEAM_SEARCH: dict[str, Any] = {"do_sample": False, "early_stopping": False, "length_penalty": 1.0}
 OPTIONS_BY_TASK: dict[str, dict[str, Any]] = {
     "beam-search": BEAM_SEARCH,
@@ -51,7 +51,7 @@ def open_job(job: Job) -> Opened:
     def generate(asked: Asked) -> Answered:
         torch.manual_seed(asked.seed)
         prompt = torch.tensor([asked.prompt_ids])
-        # a config without an end token: every sequence has the full length
+        # the config has no end token, so every sequence has the full length
         config = GenerationConfig(max_new_tokens=asked.max_new_tokens, pad_token_id=0, **options)
         more: dict[str, Any] = dict(assistant)
         if schemas and asked.json_schema is not None:
@@ -65,8 +65,8 @@ def open_job(job: Job) -> Opened:
             **more,
         )
         if asked.ids_file is not None:
-            found = output.sequences[:, len(asked.prompt_ids) :].tolist()
-            return Answered(found[0], None, found, output.sequences_scores.tolist())
+            sequences = output.sequences[:, len(asked.prompt_ids) :].tolist()
+            return Answered(sequences[0], None, sequences, output.sequences_scores.tolist())
         new_tokens: list[int] = output[0, len(asked.prompt_ids) :].tolist()
         return Answered(new_tokens)
 
@@ -83,8 +83,8 @@ def _model(folder: str) -> PreTrainedModel:
 
 
 def _allowed(asked: Asked) -> Callable[[int, torch.Tensor], list[int]]:
-    """Return what may follow a path, as transformers asks for it."""
-    assert asked.ids_file is not None  # a task of ids
+    """Return a function for transformers that returns the allowed next tokens of a path."""
+    assert asked.ids_file is not None  # a retrieval task
     followers, start = _followers(asked.ids_file), len(asked.prompt_ids)
     return lambda _, token_ids: followers[tuple(token_ids[start:].tolist())]
 
@@ -92,18 +92,18 @@ def _allowed(asked: Asked) -> Callable[[int, torch.Tensor], list[int]]:
 @functools.cache
 def _followers(ids_file: str) -> dict[tuple[int, ...], list[int]]:
     """Return the tokens that follow each prefix of an id."""
-    found: dict[tuple[int, ...], set[int]] = {}
+    tokens_by_prefix: dict[tuple[int, ...], set[int]] = {}
     for sequence in np.load(ids_file).tolist():
         for place, token in enumerate(sequence):
-            found.setdefault(tuple(sequence[:place]), set()).add(token)
-    return {prefix: sorted(tokens) for prefix, tokens in found.items()}
+            tokens_by_prefix.setdefault(tuple(sequence[:place]), set()).add(token)
+    return {prefix: sorted(tokens) for prefix, tokens in tokens_by_prefix.items()}
 
 
 class Schemas:
-    """The tokenizer as llguidance takes it."""
+    """llguidance with the tokenizer of the checkpoints."""
 
     def __init__(self, job: Job) -> None:
-        import llguidance  # in the environment of the comparison of schemas alone
+        import llguidance  # only installed for the comparison of schemas
 
         self._library = llguidance
         self.version = llguidance._lib.get_version()
@@ -122,7 +122,7 @@ class Schemas:
 
 
 class SchemaProcessor(LogitsProcessor):  # type: ignore[misc]  # transformers has no types
-    """Keeps a matcher for every path, since a beam may go on from any other."""
+    """Keeps a matcher for every path, because a beam may continue any path of the last step."""
 
     def __init__(self, root: Any, prompt_length: int, end_token: int) -> None:
         self._matchers: dict[tuple[int, ...], Any] = {(): root}
