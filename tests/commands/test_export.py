@@ -17,6 +17,10 @@ from tests.export.conftest import swap_tokens
 from tests.runtime.tiny_graph import TinyModel, write_tiny_bundle
 
 dsbd_export = partial(called, export)
+TINY = LlamaConfig(
+    vocab_size=VOCAB_SIZE, hidden_size=32, intermediate_size=64, num_hidden_layers=1,
+    num_attention_heads=2, bos_token_id=0, eos_token_id=1, max_position_embeddings=256,
+)  # fmt: skip
 
 
 @pytest.fixture
@@ -35,11 +39,7 @@ def judged(monkeypatch):
 
 @pytest.mark.parametrize(("gain", "kept"), [(1.4, "int8"), (1.6, "int4")])
 def test_the_draft_of_the_larger_gain_is_kept(gain, kept, judged, tmp_path):
-    config = LlamaConfig(
-        vocab_size=VOCAB_SIZE, hidden_size=32, intermediate_size=64, num_hidden_layers=1,
-        num_attention_heads=2, bos_token_id=0, eos_token_id=1, max_position_embeddings=256,
-    )  # fmt: skip
-    model, bundle = write_checkpoint(tmp_path / "model", config), tmp_path / "bundle"
+    model, bundle = write_checkpoint(tmp_path / "model", TINY), tmp_path / "bundle"
     judged["int4"] = gain
     done = dsbd_export(
         "--target", model, "--draft", model, "--draft-quantize", "auto", "-o", bundle
@@ -69,17 +69,7 @@ def test_demo_makes_a_bundle_and_prints_what_is_in_it(tmp_path):
 
 
 def test_a_target_alone_and_a_draft_added_to_it(tmp_path):
-    config = LlamaConfig(
-        vocab_size=VOCAB_SIZE,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        bos_token_id=0,
-        eos_token_id=1,
-        max_position_embeddings=256,
-    )
-    model, bundle = write_checkpoint(tmp_path / "model", config), tmp_path / "bundle"
+    model, bundle = write_checkpoint(tmp_path / "model", TINY), tmp_path / "bundle"
     done = dsbd_export("--target", model, "-o", bundle)
     assert done.exit_code == 0, done.stderr
     assert f"add a draft with: dsbd-export --bundle {bundle} --draft DRAFT" in done.stderr

@@ -135,9 +135,3 @@ def test_a_batch_to_stdout_is_that_of_a_file(tiny_bundle, tmp_path):
         lines = (done.stdout or output.read_text()).splitlines()
         texts.append([json.loads(line).get("sequences") for line in lines])
     assert texts[0] == texts[1] and texts[0][0]
-
-
-def test_a_cluster_has_no_stdout(tiny_bundle):
-    arguments = ["--input", "-", "--output", "-", "--cluster", "auto"]
-    done = CliRunner().invoke(run, [str(tiny_bundle.path), *arguments])
-    assert done.exit_code == 2 and "give a folder" in done.stderr

@@ -1,6 +1,8 @@
-"""dsbd-run as a person meets it: output, streams, one-line errors, exit codes."""
+"""dsbd-run as a person meets it: output, streams, errors in one line, clusters, traces."""
 
 import json
+import os
+import pty
 import re
 from functools import partial
 
@@ -12,7 +14,7 @@ from dsbd_ort.constraints.binding import KINDS
 from dsbd_ort.decoding import DecodingConfig
 from dsbd_ort.decoding.option_table import IN_PYTHON_ALONE
 from dsbd_ort.pipeline import Pipeline
-from tests.commands.calls import assert_one_line_error, called
+from tests.commands.calls import assert_one_line_error, called, called_apart
 
 dsbd_run = partial(called, run)
 SHORT = ["--max-new-tokens", "8", "--top-k", "20", "--seed", "0"]
@@ -152,6 +154,14 @@ USER_ERRORS = [  # (arguments after the bundle, words of the message)
     (["--prompt-file", "/no/such/file"], "/no/such/file"),
     (["--prompt", "x", "--stream", "--json"], "--stream"),
     (["--prompt", "x", "--colour"], "--colour"),
+    (["--cluster", "auto"], "--cluster needs --input"),
+    (["--input", "in", "--output", "out", "--replicas", "2"], "--replicas needs --cluster"),
+    (
+        ["--input", "in", "--output", "out", "--cluster", "auto", "--workers", "2"],
+        "--cluster and --workers contradict each other",
+    ),
+    (["--input", "in", "--output", "out", "--cluster", "auto", "--replicas", "0"], "--replicas"),
+    (["--input", "-", "--output", "-", "--cluster", "auto"], "give a folder"),
 ]
 
 
@@ -187,3 +197,70 @@ def test_a_seed_that_nobody_gave_is_told_and_repeats_the_answer(demo_bundle):
     assert dsbd_run(demo_bundle, *arguments, "--seed", told[1]).stdout == first.stdout
     for quiet in (["--seed", "3"], ["--temperature", "0"], ["--strategy", "greedy"]):
         assert "repeats this answer" not in dsbd_run(demo_bundle, *arguments, *quiet).stderr
+
+
+def run_on_a_cluster(bundle, folder, **options):
+    (folder / "in.jsonl").write_text('{"prompt": "x"}\n')
+    files = ["--input", folder / "in.jsonl", "--output", folder / "out"]
+    return called_apart("run", bundle.path, *files, "--cluster", "auto", **options)
+
+
+def test_without_ray_one_line_says_what_to_install(tiny_bundle, tmp_path):
+    before = "import sys; sys.modules['ray'] = None"
+    done = run_on_a_cluster(tiny_bundle, tmp_path, before=before)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert "(ray)" in line and line.endswith(
+        "in a checkout of dsbd-ort run: pip install -c constraints.txt -e '.[cluster]'"
+    )
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_output_that_is_a_file_is_refused(tiny_bundle, tmp_path):
+    (tmp_path / "out").write_text("")
+    done = run_on_a_cluster(tiny_bundle, tmp_path)
+    assert done.returncode == 2
+    assert "with --cluster it is a folder, which gets answers.jsonl" in done.stderr
+
+
+TRACED = ["--prompt", "def", "--max-new-tokens", "6", "--seed", "0"]
+
+
+def test_trace_changes_nothing_that_is_printed(tiny_bundle, tmp_path):
+    options = [*TRACED, "--draft-policy", "fixed", "--json"]  # the same calls, the same rounding
+    plain = dsbd_run(tiny_bundle.path, *options)
+    traced = dsbd_run(tiny_bundle.path, *options, "--trace", tmp_path / "trace.json")
+    assert traced.exit_code == 0, traced.stderr
+    sequences = json.loads(traced.stdout)["sequences"]
+    assert sequences == json.loads(plain.stdout)["sequences"]
+    trace = json.loads((tmp_path / "trace.json").read_text())
+    rows = [trace["hypotheses"][beam["hypothesis"]] for beam in trace["iterations"][-1]["beams"]]
+    assert sequences[0]["token_ids"][-1] in [row["token"] for row in rows]
+
+
+def test_one_prompt_after_another_is_refused(tmp_path):
+    here, terminal = pty.openpty()
+    arguments = [tmp_path / "nowhere", "--trace", tmp_path / "trace.html"]
+    done = called_apart("run", *arguments, stdin=terminal)
+    os.close(here)
+    os.close(terminal)
+    assert done.returncode == 2 and "draws one request; give its prompt" in done.stderr
+
+
+def test_html_is_a_page(tiny_bundle, tmp_path):
+    done = dsbd_run(tiny_bundle.path, *TRACED, "--stream", "--trace", tmp_path / "trace.html")
+    assert done.exit_code == 0, done.stderr
+    assert (tmp_path / "trace.html").read_text().startswith("<!DOCTYPE html>")
+
+
+@pytest.mark.parametrize(
+    ("file", "more", "words"),
+    [
+        ("trace.txt", TRACED, "expected a name that ends in .html"),
+        ("no/trace.html", TRACED, "make it first"),
+        ("trace.html", ["--input", "a", "--output", "b"], "--input and --trace contradict"),
+    ],
+)
+def test_refusals_come_before_the_bundle_is_opened(tmp_path, file, more, words):
+    done = dsbd_run(tmp_path / "nowhere", *more, "--trace", tmp_path / file)
+    assert done.exit_code == 2 and words in done.stderr

@@ -200,14 +200,6 @@ def test_ctrl_c_ends_between_two_segments(transcribe, files, pipeline):
     assert done.stderr.endswith("interrupted\n") and done.stdout == ""
 
 
-def test_a_text_model_reads_no_audio(transcribe, files, pipeline):
-    pipeline.transcribes = False
-    done = transcribe("--audio", files[0])
-    assert_one_line_error(
-        done, "--audio is given, but the model of speech reads text; use a bundle"
-    )
-
-
 def test_a_text_model_of_a_bundle_reads_no_audio(tiny_bundle, files):
     done = called(run, tiny_bundle.path, "--audio", files[0])
     assert_one_line_error(done, f"but the model of {tiny_bundle.path} reads text")
