@@ -9,6 +9,11 @@ import numpy as np
 from PIL import Image
 
 GREY, RGB = 0, 2  # color types of PNG
+STRIPS = [(1, 200), (200, 1), (2, 400), (1, 1), (3, 7)]
+PAGES = [  # heights and widths
+    *[(height, 1000) for height in (5, 50, 300, 707, 1414, 3000)],
+    *[(1754, 1240), (1240, 1754), (3508, 2480), (2480, 7016), (20, 4000), (4000, 20)],
+]
 
 
 def drawn(height: int, width: int, channels: int = 3, seed: int = 0) -> Image.Image:
@@ -46,3 +51,13 @@ def random_sizes() -> list[tuple[int, int]]:
     """Return heights and widths of 1 to 6,000, with an aspect of at most 200."""
     drawn_sizes = np.exp(np.random.default_rng(0).uniform(0, np.log(6000), (500, 2))).astype(int)
     return [(h, w) for h, w in drawn_sizes.tolist() if max(h, w) <= 200 * min(h, w)]
+
+
+def values_of(processor: Any) -> dict[str, Any]:
+    """Return the settings of a processor of transformers that every entry has."""
+    return {
+        "resample": int(processor.resample),
+        "rescale_factor": processor.rescale_factor,
+        "mean": list(processor.image_mean),
+        "std": list(processor.image_std),
+    }

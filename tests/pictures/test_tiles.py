@@ -18,18 +18,12 @@ from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImag
 from transformers.models.smolvlm.processing_smolvlm import SmolVLMProcessor
 
 from dsbd_ort.media.pictures import resized
-from dsbd_runtime.errors import BundleError
 from dsbd_runtime.media.given_picture import CanvasPicture, GivenPicture, TiledPicture
-from tests.pictures.files import drawn, random_sizes
+from tests.pictures.files import PAGES, STRIPS, drawn, random_sizes, values_of
 
 ROWS = 4  # of a tile
 SIZES = [(8, 8), (31, 33), (32, 32), (33, 32), (64, 64), (65, 20), (200, 150), (97, 300)]
-STRIPS = [(1, 200), (200, 1), (2, 400), (1, 1), (3, 7)]
-WIDE = [
-    *[(side, side) for side in (8, 100, 511, 512, 513, 1000, 2048, 4097)],
-    *[(height, 1000) for height in (5, 50, 300, 707, 1414, 3000)],
-    *[(1754, 1240), (1240, 1754), (3508, 2480), (2480, 7016), (20, 4000), (4000, 20)],
-]
+WIDE = [*((side, side) for side in (8, 100, 511, 512, 513, 1000, 2048, 4097)), *PAGES]
 MARKS = SimpleNamespace(
     fake_image_token="<fake_token_around_image>",
     global_image_tag="<global-img>",
@@ -41,10 +35,7 @@ MARKS = SimpleNamespace(
 
 def tiled(processor: Any, **changes: Any) -> TiledPicture:
     values = {
-        "resample": int(processor.resample),
-        "rescale_factor": processor.rescale_factor,
-        "mean": list(processor.image_mean),
-        "std": list(processor.image_std),
+        **values_of(processor),
         "tile_size": processor.max_image_size["longest_edge"],
         "tile_rows": ROWS,
         "longest_edge": processor.size["longest_edge"],
@@ -54,10 +45,7 @@ def tiled(processor: Any, **changes: Any) -> TiledPicture:
 
 def canvas(processor: Any, **changes: Any) -> CanvasPicture:
     values = {
-        "resample": int(processor.resample),
-        "rescale_factor": processor.rescale_factor,
-        "mean": list(processor.image_mean),
-        "std": list(processor.image_std),
+        **values_of(processor),
         "tile_size": processor.size["height"],
         "tile_rows": ROWS,
         "least_tiles": processor.min_patches,
@@ -166,33 +154,6 @@ def test_texts_have_the_lines_of_the_layout() -> None:
     assert entry.expansion((600, 1400), "P").endswith(
         "<row_2_col_4>P\n\n<fake_token_around_image><global-img>P<fake_token_around_image>"
     )
-
-
-INVALID = [
-    ({"tile_size": 5000}, "picture: tile_size is 5000, expected at most 4096"),
-    ({"tile_rows": 0}, "tile_rows is 0, expected a number above 0"),
-    ({"longest_edge": 10_000}, "longest_edge is 10000, expected at most 8192"),
-    ({"resample": 9}, "resample is 9, expected 0 to 5"),
-    ({"mean": [0.5]}, "mean and std is .* expected three numbers each that make finite values"),
-    ({"std": [1.0, 0.0, 1.0]}, "mean and std is .* expected three numbers each"),
-]
-
-
-@pytest.mark.parametrize("number", range(len(INVALID)))
-def test_invalid_entries(number: int) -> None:
-    changes, expected = INVALID[number]
-    entry = tiled(Idefics3ImageProcessorPil())
-    entry.check("picture")
-    with pytest.raises(BundleError, match=expected):
-        tiled(Idefics3ImageProcessorPil(), **changes).check("picture")
-
-
-def test_invalid_canvases() -> None:
-    processor = GraniteDoclingImageProcessorPil()
-    canvas(processor).check("picture")
-    for changes in ({"least_tiles": 33}, {"most_tiles": 257}, {"dense_most_tiles": 300}):
-        with pytest.raises(BundleError, match=next(iter(changes))):
-            canvas(processor, **changes).check("picture")
 
 
 @pytest.mark.long
