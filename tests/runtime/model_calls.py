@@ -88,10 +88,7 @@ def append_forest(model: CausalLM, parents: list[int]) -> Any:
 
 
 def forest_forward(
-    model: CausalLM,
-    parents: list[int],
-    token_ids: NDArray[np.int64],
-    logit_rows: NDArray[np.int64],
+    model: CausalLM, parents: list[int], token_ids: NDArray[np.int64], logit_rows: NDArray[np.int64]
 ) -> Forward:
     """Return a forward of nodes below all rows of the cache."""
     seen = np.ones((len(parents), model.num_rows), np.bool_)

@@ -188,6 +188,7 @@ def test_sizes_that_come_and_go(monkeypatch):
     engine = Engine()
     for seed in range(20):
         engine.check(1 + seed % 5, seed)
+        assert len(engine.values._kept) <= 7
 
 
 def test_a_call_of_the_same_size_binds_nothing():

@@ -262,10 +262,10 @@ def test_arguments_are_what_the_template_wants(written, expected):
     assert as_object == f"f:{expected}".replace(text, '{"b": "ö", "a": [1.0, {}]}')
 
 
-@pytest.mark.parametrize("filter", ["", "|tojson"])
+@pytest.mark.parametrize("as_json", ["", "|tojson"])
 @pytest.mark.parametrize("arguments", ["", " ", "{}", {}])
-def test_no_arguments_are_an_empty_object(filter, arguments):
-    written = f"{FUNCTION}{{{{ c.function.arguments{filter} }}}}"
+def test_no_arguments_are_an_empty_object(as_json, arguments):
+    written = f"{FUNCTION}{{{{ c.function.arguments{as_json} }}}}"
     template = ChatTemplate(WRITE + written + END, {})
     assert template.render([message("assistant", "", call("f", arguments))]) == "f{}"
 

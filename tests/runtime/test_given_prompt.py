@@ -154,10 +154,7 @@ def placed(places, pieces, positions=None):
 
 REFUSED = [  # (what makes it, what is said)
     *(
-        (
-            lambda shape=shape: SOUND.pieces(np.zeros(shape, np.float32)),
-            r"expected \(4, number of",
-        )
+        (lambda shape=shape: SOUND.pieces(np.zeros(shape, np.float32)), r"expected \(4, number of")
         for shape in ((4, 0), (3, 10), (10,), (1, 4, 10))
     ),
     *(

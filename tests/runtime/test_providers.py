@@ -174,21 +174,13 @@ NOT_RUN = [  # (provider, changes of an engine that it runs, what is said)
         {"quantization": "int8-dynamic"},
         "as int8, .* it runs none, int8-blocks, int4: export with --quantize int4 --dtype fp16",
     ),
-    (
-        "tensorrt",
-        {"quantization": "int8"},
-        "as int8-blocks, .* runs none: .* --quantize none",
-    ),
+    ("tensorrt", {"quantization": "int8"}, "as int8-blocks, .* runs none: .* --quantize none"),
     ("webgpu", {"form": None}, "has the form portable, .*'webgpu' runs webgpu; .* --form webgpu$"),
     ("webgpu", {"form": "cuda"}, "has the form cuda, .*'webgpu' runs webgpu; .* --form webgpu$"),
     ("tensorrt", {"form": "webgpu"}, "has the form webgpu, .* runs portable; .* --form portable$"),
     ("cpu", {"dtype": "bf16"}, "is in bf16, provider 'cpu' runs fp32, fp16; .* --dtype fp32"),
     *(
-        (
-            name,
-            {"caches": [CONVOLUTION]},
-            f"has convolutions or recurrences, .*'{name}' cannot",
-        )
+        (name, {"caches": [CONVOLUTION]}, f"has convolutions or recurrences, .*'{name}' cannot")
         for name in ("cuda", "tensorrt", "tensorrt-rtx")
     ),
 ]

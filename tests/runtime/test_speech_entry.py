@@ -71,10 +71,7 @@ WRONG = [
     ({"hop_length": 10**6}, "hop_length is 1000000, expected at most 4096"),
     ({"hop_length": 1, "num_frames": 16_000, "chunk_seconds": 10**9}, "chunk_seconds is 10"),
     ({"chunk_seconds": 300, "hop_length": 1, "num_frames": 4_800_000}, "num_frames is 48"),
-    (
-        {"sampling_rate": 100, "hop_length": 1, "n_fft": 101},
-        "window is 100, expected 101 to 144",
-    ),
+    ({"sampling_rate": 100, "hop_length": 1, "n_fft": 101}, "window is 100, expected 101 to 144"),
     ({"max_initial_timestamp_index": -1}, "max_initial_timestamp_index is -1, expected a number"),
     ({"no_speech_token_id": 112}, "no_speech_token_id is 112, expected 0 to 111"),
     ({"suppress_tokens": [5, -1]}, r"suppress_tokens\[1\] is -1"),
