@@ -1,9 +1,10 @@
-"""Gain of a predicted text: edits of 3, 10 and 30 % of its tokens, greedy, sampled and searched.
+"""Gain of a predicted text in which 3, 10 or 30 % of the tokens were edited, by strategy.
 
-BUNDLE continues Python sources without a draft; of each answer 3, 10 or 30 % of the tokens are
-replaced, deleted or inserted, and the answer is made again with the result as its prediction: by
-n-grams alone, and with the bundle's draft model if it has one. The tokens must be the same. Tokens
-per target call with --fixed do not depend on the load of the machine; speeds need a quiet one:
+BUNDLE continues Python sources without a draft. In each answer 3, 10 or 30 % of the tokens are
+replaced, deleted or inserted, and the answer is generated again with the result as its prediction:
+by n-grams alone, and also with the bundle's draft model if it has one. The tokens must be the same.
+With --fixed, tokens per target call do not depend on the load of the machine; speeds need an idle
+machine:
 
 \b
 scripts/make_twin --params 150M -o TWIN
@@ -36,7 +37,9 @@ from scripts.document_sections import table
 SOURCES = (argparse, heapq, textwrap, inspect)
 SHARES = (0.03, 0.1, 0.3)
 COLUMNS = ("strategy", "drafter", "edits", "tokens per target call", "times as fast")
-STRATEGIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # without a draft, with one
+STRATEGIES: dict[
+    str, tuple[dict[str, Any], dict[str, Any]]
+] = {  # options (without a draft, with a draft)
     "greedy": ({"strategy": "greedy"}, {"strategy": "speculative-beam-search", "num_beams": 1}),
     "sample": ({"strategy": "sample", "top_k": 20}, {"strategy": "speculative", "top_k": 20}),
     "search, W=4": (
@@ -53,19 +56,19 @@ FIXED = {  # shapes of drafts that do not depend on the costs of calls
 
 
 def edited(token_ids: Sequence[int], share: float, seed: int) -> list[int]:
-    """Return tokens of which about this share is replaced, deleted, or preceded by another one."""
-    rng, found = random.Random(seed), list[int]()
+    """Return tokens of which about ``share`` is replaced, deleted or preceded by another token."""
+    rng, edited_ids = random.Random(seed), list[int]()
     for token in token_ids:
         kind = rng.choice(("replaced", "deleted", "inserted")) if rng.random() < share else "kept"
         if kind in ("replaced", "inserted"):
-            found.append(rng.choice(token_ids))
+            edited_ids.append(rng.choice(token_ids))
         if kind in ("kept", "inserted"):
-            found.append(token)
-    return found
+            edited_ids.append(token)
+    return edited_ids
 
 
 def timed(pipeline: Pipeline, prompt: str, **options: Any) -> tuple[float, GenerationResult]:
-    """Return the seconds of an answer, and the answer."""
+    """Return the duration of a request in seconds, and its result."""
     began = time.perf_counter()
     result = pipeline.generate(prompt, eos_token_id=(), **options)
     return time.perf_counter() - began, result
@@ -81,7 +84,7 @@ def rows_of(
     cells = [
         cell
         for cell in itertools.product(drafters, (None, *SHARES))
-        if (cell[0] == "model") <= (cell[1] is None)  # a model alone reads no prediction
+        if (cell[0] == "model") <= (cell[1] is None)  # a draft model alone reads no prediction
     ]
     speeds: dict[Any, list[float]] = {cell: [] for cell in cells}
     calls, num_tokens = dict.fromkeys(cells, 0), 0
@@ -112,12 +115,12 @@ def rows_of(
 
 @click.command(help=inspect.getdoc(inspect.getmodule(rows_of)))
 @BUNDLE
-@click.option("--prompts", default=8, show_default=True, help="How many answers of each cell.")
-@click.option("--max-new-tokens", default=400, show_default=True, help="Of an answer.")
-@click.option("--fixed", is_flag=True, help="Drafts of a fixed shape; no speed is shown.")
+@click.option("--prompts", default=8, show_default=True, help="Answers for each cell.")
+@click.option("--max-new-tokens", default=400, show_default=True, help="For each answer.")
+@click.option("--fixed", is_flag=True, help="Drafts of a fixed shape; no speeds.")
 @writes(RESULTS / "drafts.md")
 def main(page: Page, bundle: Path, prompts: int, max_new_tokens: int, *, fixed: bool) -> None:
-    """Measure one bundle, and put the table into the section "predictions" of the page."""
+    """Measure a bundle and write the table into the section "predictions" of the page."""
     page.begin("predictions")
     texts = [inspect.getsource(SOURCES[n % len(SOURCES)])[n * 900 :][:600] for n in range(prompts)]
     with Pipeline.from_bundle(bundle, num_threads=page.threads, ngram_pool=0) as pipeline:

@@ -1,7 +1,7 @@
 """Quality of the demo pair's completions, by strategy.
 
-Prompts are signatures of functions in held-out modules of the running Python's standard library;
-every strategy continues the same prompts with the same seeds. Intervals are 95 % bootstrap
+Prompts are signatures of functions in held-out modules of the running Python's standard library.
+Every strategy continues the same prompts with the same seeds. Intervals are 95 % bootstrap
 intervals over prompts.
 """
 
@@ -67,7 +67,7 @@ JOINT_ROWS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Outcome:
-    """One completion; ``does_parse``: prompt and completion are valid Python."""
+    """One completion; ``does_parse``: prompt + completion is valid Python."""
 
     logprob_per_token: float
     has_ended: bool
@@ -76,7 +76,7 @@ class Outcome:
 
 
 def held_out_signatures(count: int) -> list[str]:
-    """Return the first lines of functions in held-out modules, drawn at random."""
+    """Return signatures of ``count`` functions in held-out modules, drawn at random."""
     signatures = []
     for relative, source in stdlib_sources():
         if not is_held_out(relative):
@@ -86,7 +86,9 @@ def held_out_signatures(count: int) -> list[str]:
             if isinstance(node, ast.FunctionDef) and node.lineno < node.body[0].lineno:
                 header = "\n".join(lines[node.lineno - 1 : node.body[0].lineno - 1])
                 if header.endswith(":") and len(header) < 120:
-                    signatures.append(header)  # a newline would split the body's first token
+                    signatures.append(
+                        header
+                    )  # without newline, which would split the body's first token
     distinct = sorted(set(signatures))
     order = np.random.default_rng(0).permutation(len(distinct))
     return [distinct[i] for i in order[:count]]
@@ -107,12 +109,12 @@ def judge(prompt: str, result: GenerationResult) -> Outcome:
 
 def interval(values: list[float]) -> str:
     """Return the mean and its 95 % bootstrap interval over prompts."""
-    found = bootstrap(values, "mean")
-    return f"{found.value:.3f} ({found.low:.3f} to {found.high:.3f})"
+    estimate = bootstrap(values, "mean")
+    return f"{estimate.value:.3f} ({estimate.low:.3f} to {estimate.high:.3f})"
 
 
 def table_row(name: str, outcomes: list[Outcome]) -> tuple[str, ...]:
-    """Return one row of the table."""
+    """Return the row of a strategy."""
     logprob = interval([o.logprob_per_token for o in outcomes])
     parses = interval([float(o.does_parse) for o in outcomes])
     pace = np.mean([o.tokens_per_iteration for o in outcomes])
@@ -138,7 +140,7 @@ def quality_table(pipeline: Pipeline, prompts: list[str], max_new_tokens: int) -
 
 
 def joint_table(pipeline: Pipeline, prompts: list[str]) -> list[str]:
-    """Return the table of joint likelihoods of the same number of tokens."""
+    """Return the table of joint log-probabilities of a fixed number of tokens."""
     rows = []
     by_greedy: list[float] = []
     for name, options in track(JOINT_ROWS.items(), description="joint"):
@@ -148,7 +150,7 @@ def joint_table(pipeline: Pipeline, prompts: list[str]) -> list[str]:
         ]
         logprobs = [result.sequences[0].logprob for result in results]
         by_greedy = by_greedy or logprobs  # the first row
-        gain = [own - greedy for own, greedy in zip(logprobs, by_greedy, strict=True)]
+        gain = [logprob - greedy for logprob, greedy in zip(logprobs, by_greedy, strict=True)]
         pace = np.mean([result.stats.mean_acceptance_length for result in results])
         rows.append((name, interval(logprobs), interval(gain), f"{pace:.2f}"))
     return [
@@ -165,7 +167,7 @@ def joint_table(pipeline: Pipeline, prompts: list[str]) -> list[str]:
 @click.option("--max-new-tokens", default=64, show_default=True)
 @writes(RESULTS / "quality.md", is_timed=False)
 def main(bundle: Path, prompts: int, max_new_tokens: int, page: Page) -> None:
-    """Measure every row and put the tables between the marks of the page."""
+    """Measure every row and write the tables into the page."""
     page.begin("measured")
     signatures = held_out_signatures(prompts)
     with Pipeline.from_bundle(bundle, num_threads=page.threads) as pipeline:

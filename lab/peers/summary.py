@@ -1,4 +1,4 @@
-"""Summary of the requests: a row for every run, and the speed ratios that are aimed at."""
+"""Summary of the requests: a row for every run, and the target ratios of speed."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,18 +31,18 @@ class Row:
     """One run, compared with ours.
 
     Attributes:
-        reason: why there are no numbers, None where there are; all others are then None.
+        reason: why the run has no numbers (then all numbers are None); None if it has numbers.
         num_requests: prompts x rounds.
-        num_tokens: mean number of new tokens of a request.
-        ratio: median of our tokens per second over this run's, same prompt and round.
-        counterpart: the run of ours in the ratio.
-        speedup: median of its tokens per second over those of the same tool's undrafted run.
-        num_valid: documents that their schema allows, None without a schema.
-        tokens_per_iteration: mean, None where the tool does not say.
-        num_identical: requests with the tokens of ``same_tokens_as``, of ``num_requests``.
-        peak_bytes: the highest of all rounds' processes.
-        searches: of a run that returns all its beams, else None.
-        time_ratio: as ``ratio``, of requests per second.
+        num_tokens: mean number of new tokens per request.
+        ratio: median of our tokens per second / this run's, for the same prompt and round.
+        counterpart: our run in the ratio.
+        speedup: median of its tokens per second / those of the same tool's run without a draft.
+        num_valid: valid documents; None without a schema.
+        tokens_per_iteration: mean; None if the tool does not report iterations.
+        num_identical: requests with the same tokens as the run ``same_tokens_as``.
+        peak_bytes: maximum over the processes of all rounds.
+        searches: summary of the searches of ids, else None.
+        time_ratio: like ``ratio``, for requests per second.
         logprob: mean over requests.
     """
 
@@ -73,7 +73,7 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Bar:
-    """A ratio that was aimed at: our run over another tool's, at least ``aim``."""
+    """A target ratio: speed of our run / speed of another tool's run should be at least ``aim``."""
 
     ours: str
     peer: str
@@ -81,7 +81,7 @@ class Bar:
     precision: str
     aim: float
     measure: Measure = "tokens_per_s"
-    ours_precision: str | None = None  # where it is not the other tool's
+    ours_precision: str | None = None  # None: that of the other tool
 
 
 BARS = (
@@ -103,7 +103,7 @@ BARS = (
 
 @dataclass(frozen=True, kw_only=True)
 class BarResult(Bar):
-    """A bar and the measured ratio, None if one of the two did not run."""
+    """A target ratio with the measured ratio, which is None if one of the two did not run."""
 
     ratio: Estimate | None
 
@@ -112,7 +112,7 @@ class Requests:
     """The requests of a comparison, by row."""
 
     def __init__(self, requests: Sequence[Request], ours: str) -> None:
-        """Sort the requests by row; ``ours`` is the name of our own rows' tool."""
+        """Group the requests by row; ``ours`` is the tool name of our own rows."""
         self._ours = ours
         self._by_key: dict[Key, list[Request]] = {}
         for request in requests:
@@ -120,7 +120,7 @@ class Requests:
             self._by_key.setdefault(key, []).append(request)
 
     def row(self, peer: Peer, run: PeerRun, reason: str | None) -> Row:
-        """Return the row of a run; ``reason`` says why it failed, if it did."""
+        """Return the row of a run; ``reason``: why it failed, or None."""
         requests = self._by_key.get((peer.name, run.name, run.precision), [])
         names: dict[str, Any] = {
             "peer": peer.name,
@@ -153,7 +153,7 @@ class Requests:
         )
 
     def bar(self, bar: Bar) -> BarResult:
-        """Return a bar with the measured ratio."""
+        """Return a target ratio with the measured ratio."""
         requests = self._by_key.get((bar.peer, bar.run, bar.precision), [])
         ratio = self._ratio(bar.ours, requests, bar.measure, bar.ours_precision)
         return BarResult(**vars(bar), ratio=ratio)
@@ -194,9 +194,9 @@ class Requests:
         theirs: Sequence[Request],
         precision: str | None = None,
     ) -> list[tuple[Request, Request]]:
-        """Return (its, theirs) of the same prompt and round, for the run ``name`` of a peer.
+        """Return pairs for the same prompt and round: of the run ``name`` of ``peer``, and theirs.
 
-        precision: of its run; None: that of theirs.
+        precision: precision of the run ``name``; None: that of ``theirs``.
         """
         if name is None or not theirs:
             return []
@@ -204,7 +204,7 @@ class Requests:
         ours = self._by_key.get(key, [])
         by_pair = {(request.prompt_index, request.round): request for request in ours}
         pairs = [(by_pair.get((other.prompt_index, other.round)), other) for other in theirs]
-        return [(own, other) for own, other in pairs if own is not None]
+        return [(request, other) for request, other in pairs if request is not None]
 
 
 def _median(ratios: list[float]) -> Estimate | None:
@@ -218,8 +218,8 @@ def _num_valid(requests: Sequence[Request]) -> int | None:
 
 
 def _logprob(requests: Sequence[Request]) -> Estimate | None:
-    known = [request.logprob for request in requests if request.logprob is not None]
-    return bootstrap(known, "mean") if known else None
+    logprobs = [request.logprob for request in requests if request.logprob is not None]
+    return bootstrap(logprobs, "mean") if logprobs else None
 
 
 def _tokens_per_iteration(requests: Sequence[Request]) -> float | None:

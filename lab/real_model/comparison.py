@@ -1,4 +1,4 @@
-"""Comparison of a chat model: ours in its precisions and other tools, on chats."""
+"""Comparison on a chat model: our bundles in several precisions and other tools, on chats."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -40,8 +40,8 @@ QUESTIONS = (
 
 
 def _ours(precision: str) -> tuple[PeerRun, ...]:
-    """Return our rows: (name, counterpart without a draft, options)."""
-    rows: list[tuple[str, str | None, dict[str, Any]]] = [
+    """Return our runs."""
+    rows: list[tuple[str, str | None, dict[str, Any]]] = [  # (name, run without draft, options)
         (GREEDY, None, {"strategy": "greedy"}),
         (GREEDY_DRAFTED, GREEDY, {"strategy": "speculative-beam-search", "num_beams": 1}),
         (SAMPLE, None, {"strategy": "sample", **SAMPLED}),
@@ -68,8 +68,8 @@ def _ours(precision: str) -> tuple[PeerRun, ...]:
 
 
 def _llama_cpp(precision: str) -> tuple[PeerRun, ...]:
-    """Return the rows of llama.cpp: (name, task, its own run without a draft)."""
-    rows = (
+    """Return the runs of llama.cpp."""
+    rows = (  # (name, task, its own run without a draft)
         (GREEDY, "greedy", None),
         (GREEDY_DRAFTED, "greedy-assisted", GREEDY),
         ("sampling", "sampling", None),
@@ -88,7 +88,7 @@ def _llama_cpp(precision: str) -> tuple[PeerRun, ...]:
 
 
 def _others(precisions_by_tool: Mapping[str, Sequence[str]]) -> tuple[Peer, ...]:
-    """Return the tools of the other comparisons with the rows that chats have."""
+    """Return the tools of the other comparisons with runs for chats."""
     search = {"num_beams": 4}
     rows = (
         (GREEDY, "beam-search", {"num_beams": 1}, GREEDY_DRAFTED),
@@ -123,9 +123,9 @@ def comparison_of(
     other_precisions: Mapping[str, Sequence[str]] = OTHER_PRECISIONS,
     questions: Sequence[str] = QUESTIONS,
 ) -> Comparison:
-    """Return the comparison of our bundles in some precisions with all tools in theirs.
+    """Return the comparison of our bundles and of all tools, each in its precisions.
 
-    checkpoint: has the chat template of the prompts.
+    checkpoint: has the chat template for the prompts.
     """
     ours = Peer(
         name=OURS,
@@ -174,7 +174,7 @@ def comparison_of(
 def chat_prompts(
     checkpoint: Path, questions: Sequence[str]
 ) -> Callable[[Tokenizer, int], list[Prompt]]:
-    """Return the prompts of questions, as a comparison takes them."""
+    """Return the function for ``Comparison.prompts`` that turns questions into prompts."""
     template = ChatTemplate.from_folder(checkpoint)
 
     def prompts(tokenizer: Tokenizer, count: int) -> list[Prompt]:

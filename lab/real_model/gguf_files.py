@@ -25,31 +25,31 @@ _LAYER_NAMES = {
     "mlp.down_proj": "ffn_down",
 }
 _NAMES = {"model.embed_tokens": "token_embd", "model.norm": "output_norm"}
-_SIZES = (
+_SIZES = (  # beginnings of keys that describe the target only
     "llama.",
     "general.size_label",
     "general.file_type",
     "GGUF.",
-)  # fields of the target's own
+)
 
 
 def requantized(source: Path, file: Path) -> None:
-    """Write the weights of a file in Q8_0, its metadata as they are."""
+    """Write the weights of a file in Q8_0, with the same metadata."""
     reader = GGUFReader(source)
     tensors = (
         (tensor.name, dequantize(tensor.data, tensor.tensor_type)) for tensor in reader.tensors
     )
-    _write(file, reader, tensors, own={}, left_out=("general.file_type", "GGUF."))
+    _write(file, reader, tensors, added={}, left_out=("general.file_type", "GGUF."))
 
 
 def draft_file(target: Path, draft: Path, file: Path) -> None:
-    """Write a Llama draft of Hugging Face layout in Q8_0, with the tokenizer of the target's file.
+    """Write a Llama draft in Hugging Face layout as Q8_0, with the tokenizer of the target's file.
 
-    Its head is its embedding, whole: llama.cpp has no draft that proposes some tokens only.
+    Its head is the whole embedding, because llama.cpp cannot restrict a draft to some tokens.
     """
     config = json.loads((draft / "config.json").read_text(encoding="utf-8"))
     heads = config["num_attention_heads"]
-    own = {
+    sizes = {
         "llama.block_count": config["num_hidden_layers"],
         "llama.context_length": config["max_position_embeddings"],
         "llama.embedding_length": config["hidden_size"],
@@ -63,11 +63,11 @@ def draft_file(target: Path, draft: Path, file: Path) -> None:
     }
     weights = load_file(draft / "model.safetensors")
     tensors = ((_gguf_name(name), _paired(name, weight, heads)) for name, weight in weights.items())
-    _write(file, GGUFReader(target), tensors, own=own, left_out=_SIZES)
+    _write(file, GGUFReader(target), tensors, added=sizes, left_out=_SIZES)
 
 
 def _gguf_name(name: str) -> str:
-    """Return the name of a tensor: model.layers.2.mlp.up_proj.weight is blk.2.ffn_up.weight."""
+    """Return a tensor's GGUF name: blk.2.ffn_up.weight for model.layers.2.mlp.up_proj.weight."""
     module, _, kind = name.rpartition(".")
     if module in _NAMES:
         return f"{_NAMES[module]}.{kind}"
@@ -76,9 +76,10 @@ def _gguf_name(name: str) -> str:
 
 
 def _paired(name: str, weight: NDArray[np.float32], heads: int) -> NDArray[np.float32]:
-    """Return a weight as llama.cpp rotates it: the two dimensions of a pair are neighbours.
+    """Reorder rows for llama.cpp's rotary embedding, in which paired dimensions are neighbours.
 
-    Of a head of 4 rows, transformers rotates (0, 2) and (1, 3): they become 0, 2, 1, 3.
+    In a head of 4 rows transformers rotates the pairs (0, 2) and (1, 3), so the order is 0, 2, 1,
+    3.
     """
     if not name.endswith(("q_proj.weight", "k_proj.weight")):
         return weight
@@ -92,10 +93,10 @@ def _write(
     source: GGUFReader,
     tensors: Iterator[tuple[str, NDArray[np.float32]]],
     *,
-    own: dict[str, int | float],
+    added: dict[str, int | float],
     left_out: tuple[str, ...],
 ) -> None:
-    """Write tensors with the metadata of another file, except keys with these beginnings."""
+    """Write tensors, ``added``, and metadata of ``source`` without the prefixes ``left_out``."""
     partial = file.with_suffix(".partial")
     writer = GGUFWriter(partial, source.fields["general.architecture"].contents())
     for name, field in source.fields.items():
@@ -103,7 +104,7 @@ def _write(
             kinds = field.types
             inner = kinds[1] if len(kinds) > 1 else None
             writer.add_key_value(name, field.contents(), kinds[0], inner)
-    for name, value in own.items():
+    for name, value in added.items():
         add: Any = writer.add_float32 if isinstance(value, float) else writer.add_uint32
         add(name, value)
     q8 = GGMLQuantizationType.Q8_0

@@ -1,7 +1,7 @@
-"""Log-probabilities of all tokens after prompts by llama.cpp, in an environment with xllamacpp.
+"""llama.cpp's log-probabilities of all tokens after each prompt; runs where xllamacpp is installed.
 
-Reads one JSON object: model, threads, prompts (lists of token ids), vocab_size, output. Writes
-(R, V) float32 to output, row after row.
+Reads one JSON object from stdin: model, threads, prompts (lists of token ids), vocab_size, output.
+Writes (R, V) float32 to the file ``output``, row by row.
 """
 
 import array
@@ -13,7 +13,7 @@ import xllamacpp
 
 
 def main() -> None:
-    """Ask for one token after every prompt, with the whole row of log-probabilities."""
+    """Generate one token after every prompt, with the log-probabilities of all tokens."""
     request = json.load(sys.stdin)
     params = xllamacpp.CommonParams()
     params.model.path = request["model"]
@@ -23,7 +23,7 @@ def main() -> None:
     size = request["vocab_size"]
     with open(request["output"], "wb") as output:
         for prompt in request["prompts"]:
-            found = server.handle_completions(
+            answer = server.handle_completions(
                 {
                     "prompt": prompt,
                     "n_predict": 1,
@@ -33,7 +33,7 @@ def main() -> None:
                 }
             )
             row = array.array("f", [math.nan]) * size
-            for token in found["choices"][0]["logprobs"]["content"][0]["top_logprobs"]:
+            for token in answer["choices"][0]["logprobs"]["content"][0]["top_logprobs"]:
                 row[token["id"]] = token["logprob"]
             if any(map(math.isnan, row)):
                 raise ValueError("llama.cpp left out some of the log-probabilities")

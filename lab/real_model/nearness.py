@@ -1,4 +1,4 @@
-"""Divergence of a GGUF file in llama.cpp from the checkpoint, by the parity gate's measure."""
+"""Divergence of llama.cpp with a GGUF file from the checkpoint, in the parity gate's measures."""
 
 import json
 import subprocess
@@ -18,7 +18,7 @@ RUNNER = Path(__file__).with_name("llama_cpp_rows.py")
 
 
 def write_reference(checkpoint: str, file: str) -> None:
-    """Write the gate's text and its logits by transformers: token_ids (N,), rows (R,), (R, V)."""
+    """Write the gate's token_ids (N,) and rows (R,), and transformers' logits (R, V)."""
     opened = open_checkpoint("target", Path(checkpoint), ModelOptions())
     case = text_case(opened)
     logits = reference_logits(load_model(opened), case)
@@ -28,25 +28,25 @@ def write_reference(checkpoint: str, file: str) -> None:
 def divergence_of(
     gguf: Path, reference: Path, python: Path, threads: int, num_rows: int
 ) -> Divergence:
-    """Return how far a file is from what ``write_reference`` wrote, on evenly spread rows.
+    """Return the divergence of a GGUF file from ``reference``, on evenly spaced rows.
 
-    python: of an environment with xllamacpp.
+    reference: file of ``write_reference``. python: interpreter that has xllamacpp.
     """
-    known = np.load(reference)
-    chosen = np.linspace(0, len(known["rows"]) - 1, num_rows).astype(np.int64)
+    expected = np.load(reference)
+    chosen = np.linspace(0, len(expected["rows"]) - 1, num_rows).astype(np.int64)
     request = {
         "model": str(gguf),
         "threads": threads,
-        "prompts": [known["token_ids"][: row + 1].tolist() for row in known["rows"][chosen]],
-        "vocab_size": known["logits"].shape[1],
+        "prompts": [expected["token_ids"][: row + 1].tolist() for row in expected["rows"][chosen]],
+        "vocab_size": expected["logits"].shape[1],
         "output": str(reference.with_name(f"{gguf.stem}.rows")),
     }
     command = (str(python), str(RUNNER))
     subprocess.run(command, input=json.dumps(request), text=True, check=True, stdout=sys.stderr)
-    found = np.fromfile(request["output"], np.float32).reshape(num_rows, -1)
-    return divergence(found, known["logits"][chosen])
+    logprobs = np.fromfile(request["output"], np.float32).reshape(num_rows, -1)
+    return divergence(logprobs, expected["logits"][chosen])
 
 
 def llama_cpp_python(work: Path, installs: tuple[tuple[str, ...], ...]) -> Path:
-    """Return the Python of llama.cpp's environment, as the comparison of speed makes it."""
+    """Return the Python of llama.cpp's environment, which the stage speed also uses."""
     return environment_python(work / "llama.cpp" / "venv", installs)

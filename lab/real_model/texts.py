@@ -19,7 +19,7 @@ _STRATEGIES: dict[str, dict[str, Any]] = {
 
 
 def answers(bundle: Path, threads: int) -> dict[str, list[str]]:
-    """Return the answers to the first questions, by strategy, of a bundle with a draft."""
+    """Return by strategy the answers of a bundle with a draft to the first questions."""
     with Pipeline.from_bundle(bundle, num_threads=threads) as pipeline:
         prompts = [pipeline.chat_prompt([{"role": "user", "content": q}]) for q in _questions()]
         return {
@@ -32,7 +32,7 @@ def answers(bundle: Path, threads: int) -> dict[str, list[str]]:
 
 
 def llama_cpp_answers(bundle: Path, python: Path, gguf: Path, threads: int) -> list[str]:
-    """Return those of llama.cpp on the Q4_1 file, greedily; the bundle has the template."""
+    """Return llama.cpp's greedy answers with the Q4_1 file; ``bundle`` has the chat template."""
     job = Job(
         target=str(gguf),
         draft=str(gguf),
@@ -42,7 +42,7 @@ def llama_cpp_answers(bundle: Path, python: Path, gguf: Path, threads: int) -> l
         options={},
         num_threads=threads,
     )
-    found = []
+    texts = []
     log = gguf / "answers.log"
     with (
         Pipeline.from_bundle(bundle, num_threads=threads) as pipeline,
@@ -55,8 +55,8 @@ def llama_cpp_answers(bundle: Path, python: Path, gguf: Path, threads: int) -> l
             token_ids = process.generate(asked)["token_ids"]
             ends = pipeline.bundle.manifest.target.eos_token_ids
             end = next((i for i, token in enumerate(token_ids) if token in ends), len(token_ids))
-            found.append(pipeline.tokenizer.decode(token_ids[:end]))
-    return found
+            texts.append(pipeline.tokenizer.decode(token_ids[:end]))
+    return texts
 
 
 def _questions() -> tuple[str, ...]:
@@ -64,7 +64,7 @@ def _questions() -> tuple[str, ...]:
 
 
 def side_by_side(by_bundle: dict[str, dict[str, list[str]]], theirs: list[str]) -> Iterator[str]:
-    """Yield a list of answers below every question; equal ones are named together."""
+    """Yield for every question the list of answers; equal answers share a line."""
     for index, question in enumerate(_questions()):
         rows = {
             f"{bundle}, {name}": texts[index]

@@ -1,1 +1,1 @@
-"""Wide beams under a trie, each setting in a process of its own."""
+"""Wide beams under a trie, with a separate process for each setting."""

@@ -1,9 +1,9 @@
 """Wide beams under a trie: memory by width; drafts and other requests must not change results.
 
-Of each of BUNDLES, searches and samplings of item ids after prompts of 256 tokens, those of
-lab/run peers --compare retrieval. Every setting has a process of its own: each request
-alone, without and with speculation, and all of them in the same engine calls. A request is the same
-if all its W sequences are; one that is not ends the command with an error, as does an illegal id.
+Each of BUNDLES searches and samples item ids after prompts of 256 tokens, as in lab/run peers
+--compare retrieval. Every setting runs in a separate process: requests one after another and all in
+the same engine calls, both without and with speculation. The command fails if any of the W
+sequences of a request differs between settings, or is not an id.
 """
 
 import tempfile
@@ -37,7 +37,7 @@ COLUMNS = (
 def table_of(
     bundle: Bundle, widths: tuple[int, ...], num_prompts: int, num_ids: int, threads: int
 ) -> tuple[list[str], list[str]]:
-    """Return the lines of a bundle's table, and the rows that are not as they must be."""
+    """Return the lines of a bundle's table, and the names of rows with wrong results."""
     tokenizer = Tokenizer.from_file(str(bundle.path / TOKENIZER_FILE))
     prompts = [prompt.token_ids for prompt in retrieval_prompts(tokenizer, num_prompts)]
     cases = [(pair, width) for pair in PAIRS for width in widths]
@@ -47,11 +47,11 @@ def table_of(
         ids = Ids.written(Path(folder), num_ids, tokenizer.get_vocab_size())
         TokenTrie.from_array(np.load(ids.file)).save(trie_file)
         for pair, width in track(cases, bundle.path.name, console=Console(stderr=True)):
-            found = [
+            computed_settings = [
                 in_own_process(computed, bundle.path, trie_file, prompts, setting, threads)
                 for setting in settings_of(pair, width)
             ]
-            cells, is_right = cells_of(found, ids)
+            cells, is_right = cells_of(computed_settings, ids)
             rows.append((" / ".join(pair), str(width), *cells))
             if not is_right:
                 wrong.append(f"{bundle.path.name}, {' / '.join(pair)}, W={width}")
@@ -78,7 +78,7 @@ def main(
     num_ids: int,
     page: Page,
 ) -> None:
-    """Measure, print the tables and write them between the marks of the document."""
+    """Measure and write the tables into the page; fail if results are wrong."""
     page.begin(SECTION)
     lines: list[str] = []
     wrong: list[str] = []

@@ -1,4 +1,4 @@
-"""Requests of wide beams under a trie, with the memory of a process that does nothing else."""
+"""Requests with wide beams under a trie, and the memory of a process that only computes them."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +17,8 @@ class Setting:
     """How requests are computed.
 
     Attributes:
-        strategy, num_beams: of every request; all beams are returned.
-        are_together: whether they share the engine calls, instead of one after another.
+        strategy, num_beams: options of every request; all beams are returned.
+        are_together: whether requests share engine calls; else they run one after another.
     """
 
     strategy: str
@@ -28,12 +28,12 @@ class Setting:
 
 @dataclass(frozen=True, kw_only=True)
 class Computed:
-    """Results, memory and times of the requests of a setting.
+    """Results and memory of the requests of a setting.
 
     Attributes:
-        outputs: of each request.
-        resident_bytes: peak resident memory of the process, file pages included.
-        kv_bytes: the highest ``kv_bytes_peak`` of a request.
+        outputs: output of each request.
+        resident_bytes: peak resident memory of the process, including file pages.
+        kv_bytes: maximum ``kv_bytes_peak`` of the requests.
     """
 
     outputs: list[Output]
@@ -42,7 +42,7 @@ class Computed:
 
 
 def settings_of(pair: tuple[str, str], num_beams: int) -> list[Setting]:
-    """Return the settings of a row: what the others are compared with is first."""
+    """Return the settings of a row; the others are compared with the first."""
     return [
         Setting(strategy=strategy, num_beams=num_beams, are_together=are_together)
         for are_together in (False, True)
@@ -50,13 +50,13 @@ def settings_of(pair: tuple[str, str], num_beams: int) -> list[Setting]:
     ]
 
 
-def cells_of(found: list[Computed], ids: Ids) -> tuple[list[str], bool]:
-    """Return the figures of a row's settings, and whether all requests were the same and legal.
+def cells_of(results: list[Computed], ids: Ids) -> tuple[list[str], bool]:
+    """Return the cells of a row's settings, and whether all requests were equal and legal.
 
-    Legal: all sequences of a request are different ids.
+    Legal: all sequences of a request are distinct ids.
     """
-    memory = [f"{each.resident_bytes / 1e6:.0f}, {each.kv_bytes / 1e6:.1f}" for each in found]
-    plain, *others = found
+    memory = [f"{each.resident_bytes / 1e6:.0f}, {each.kv_bytes / 1e6:.1f}" for each in results]
+    plain, *others = results
     counts = [
         pair_count("", zip(plain.outputs, other.outputs, strict=True)).num_other_tokens
         for other in others
@@ -65,7 +65,7 @@ def cells_of(found: list[Computed], ids: Ids) -> tuple[list[str], bool]:
     same = [f"{number - count}/{number}" for count in counts]
     are_legal = all(
         ids.num_legal([tokens for tokens, _ in output]) == len(output)
-        for each in found
+        for each in results
         for output in each.outputs
     )
     return [*memory, *same], not any(counts) and are_legal
@@ -78,7 +78,7 @@ def computed(
     setting: Setting,
     num_threads: int,
 ) -> Computed:
-    """Compute the requests; the trie is mapped. The peak is that of the whole process."""
+    """Compute the requests, with a memory-mapped trie; the peak is that of the whole process."""
     trie = TokenTrie.load(trie_file)
     with Pipeline.from_bundle(
         bundle, num_threads=num_threads, prefix_cache=False, ngram_pool=0, generation_config=False

@@ -1,9 +1,9 @@
 """A server under mixed load for minutes: its answers and its memory.
 
-Starts dsbd-serve on BUNDLE, and clients in threads: small requests, streams, clients that
-disconnect in the middle, invalid and oversized bodies, prompts that are too long, bursts beyond the
-queue. Exits with code 1 if any request got a status that its kind must not get, or if the server
-does not shut down cleanly.
+Starts dsbd-serve on BUNDLE and clients in threads: small requests, streams, clients that disconnect
+during a stream, invalid and oversized bodies, prompts that are too long, bursts larger than the
+queue. Exits with code 1 if a request got a status that is not allowed for its kind, or if the
+server does not shut down cleanly.
 """
 
 import sys
@@ -20,13 +20,13 @@ from lab.frame.page import BUNDLE, RESULTS, Page, writes
 from lab.frame.server_process import MemorySamples, sampled_memory, served, server_process
 from lab.soak.mixed_load import MIX, MODEL, WANTED, Client, Outcomes, gone_client
 
-WARM_UP = 0.2  # share of the time left out of the line fitted to the memory
+WARM_UP = 0.2  # first share of the time, not used in the line fitted to the memory
 
 
 def run_clients(
     url: str, clients: Sequence[Client], seed: int, until: float, outcomes: Outcomes
 ) -> None:
-    """Run randomly chosen clients until the time is over."""
+    """Run randomly chosen clients until the time ``until``."""
     random = Random(seed)
     weights = [MIX.get(client, 1) for client in clients]
     with httpx2.Client(base_url=url, timeout=120) as http:
@@ -73,7 +73,7 @@ def section(outcomes: Outcomes, memory: MemorySamples, unwanted: Sequence[str]) 
 @click.option("--clients", default=6, show_default=True)
 @writes(RESULTS / "serving.md", is_timed=False)
 def main(bundle: Path, minutes: float, clients: int, page: Page) -> None:
-    """Run the load, print the tables and write them between the marks of the document."""
+    """Run the load and write the tables into the page."""
     page.begin("soak")
     limits = ("--max-requests", 8, "--max-queued", 16)
     with server_process(bundle, *served(MODEL, page.threads), *limits) as server:

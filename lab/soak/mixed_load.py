@@ -1,4 +1,4 @@
-"""Mixed load on a server: clients of all kinds, and their response times by kind and status."""
+"""Mixed load on a server: clients of several kinds, and response times by kind and status."""
 
 import threading
 import time
@@ -34,7 +34,7 @@ BAD_BODIES = (
     b'{"model": "soak", "prompt": "a", "tools": [1]}',
     b'{"model": "soak", "prompt": ' + b"[" * 10_000,
 )
-WANTED = {  # the statuses allowed for each kind; 429 during a burst
+WANTED = {  # allowed statuses of each kind; 429 occurs during bursts
     "plain": {"200", "429"},
     "stream": {"200", "429"},
     "wrong body": {"400"},
@@ -48,7 +48,7 @@ WANTED = {  # the statuses allowed for each kind; 429 during a burst
 
 @dataclass
 class Outcomes:
-    """Seconds by kind and status; may be shared by threads."""
+    """Response times in seconds by kind and status; threads may share it."""
 
     seconds_by_outcome: defaultdict[tuple[str, str], list[float]] = field(
         default_factory=lambda: defaultdict(list)
@@ -56,12 +56,12 @@ class Outcomes:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def add(self, kind: str, status: str, seconds: float) -> None:
-        """Record one request."""
+        """Record a request."""
         with self._lock:
             self.seconds_by_outcome[kind, status].append(seconds)
 
     def unwanted(self, wanted: dict[str, set[str]]) -> list[str]:
-        """Return the outcomes whose status is not among those ``wanted`` of their kind."""
+        """Return the outcomes with a status that is not in ``wanted`` for their kind."""
         return [
             f"{len(seconds)} x {kind}: {status}"
             for (kind, status), seconds in sorted(self.seconds_by_outcome.items())
@@ -110,7 +110,7 @@ def prompt_too_long(http: httpx2.Client, random: Random, outcomes: Outcomes) -> 
 
 
 def body_too_large(http: httpx2.Client, random: Random, outcomes: Outcomes) -> None:
-    """Send more bytes than the server takes."""
+    """Send a larger body than the server accepts."""
     _post(http, outcomes, "body too large", content=b"x" * 3_000_000)
 
 
@@ -127,9 +127,10 @@ def burst(http: httpx2.Client, random: Random, outcomes: Outcomes) -> None:
 
 
 def gone_client(http: httpx2.Client, random: Random, outcomes: Outcomes) -> None:
-    """Leave a stream in the middle; wait until the server has noticed.
+    """Disconnect during a stream; wait until the server has noticed.
 
-    One such client at a time: the server's count of cancelled requests rises by its own.
+    Only one such client may run at a time, because it waits for the server's count of cancelled
+    requests to change.
     """
     before = _num_cancelled(http)
     body = _body(random, max_tokens=400, stream=True, eos_token_id=[])
@@ -147,7 +148,7 @@ def gone_client(http: httpx2.Client, random: Random, outcomes: Outcomes) -> None
     outcomes.add("client gone, until noticed", status, seconds)
 
 
-# How often each is drawn.
+# Weights with which clients are drawn.
 MIX: dict[Client, int] = {
     plain: 40,
     stream: 25,

@@ -1,11 +1,12 @@
-"""Speed and quality, on twins, and the frontier; with --draft, drafts of the demo target.
+"""Speed and quality on twins, and the frontier; with --draft, drafts of the demo target.
 
-For each size and precision: makes the twin and its bundle in the work folder, runs dsbd-bench on it
-in a process of its own, and keeps its JSON. Existing files are not made or measured again; delete a
-JSON file to measure again. A size has a section of its own, written from all its reports there.
+For each size and precision the command makes the twin and its bundle in the work folder, runs
+dsbd-bench on it in a separate process, and keeps the JSON report. Existing files are kept; delete a
+JSON file to measure again. Each size has its own section, written from all its reports in the work
+folder.
 
-With --draft, drafts of the demo target are compared with the demo draft instead, in a section of
-their own: drafts of either kind that dsbd-distill made, named by their folders.
+With --draft, drafts of the demo target are compared with the demo draft instead, in another
+section: drafts of either kind from dsbd-distill, named by their folders.
 """
 
 import itertools
@@ -30,10 +31,10 @@ from scripts.document_sections import write_section
 FOLDER = click.Path(path_type=Path, file_okay=False, exists=True)
 PAGE, DRAFTS = RESULTS / "speed.md", RESULTS / "drafts.md"
 PICTURE = DOCS / "images" / "frontier.png"
-FRONTIER = "frontier"  # the third measurement, in addition to those by draft
+FRONTIER = "frontier"  # a measurement in addition to those named by the draft
 PRECISIONS = {"none": "fp32"} | {kind: kind for kind in ("int8", "int8-blocks", "int4")}
 
-# dsbd-bench adds the baseline of every run: the same distribution without a draft.
+# dsbd-bench adds for every run the baseline: the same distribution without a draft.
 RUNS = (
     "speculative draft_length=4 name='speculative, 4'",
     "speculative draft_policy=throughput name='speculative, throughput'",
@@ -67,19 +68,19 @@ FEW_RUNS = (
     "name='speculative-beam-search W=4, throughput'",
 )
 RUNS_OF = {DEMO: RUNS, HOSTILE: HOSTILE_RUNS, FRONTIER: FRONTIER_RUNS}
-# Runs that depend on the draft and not on how long calls take.
+# Runs whose drafts do not depend on the duration of calls.
 FIXED_RUNS = tuple(run for run in FEW_RUNS if "throughput" not in run)
 
 
 def first_prompts(count: int, work: Path) -> Path:
-    """Return a file with the first of dsbd-bench's own prompts."""
+    """Return a file with the first ``count`` of dsbd-bench's own prompts."""
     file = work / "prompts.jsonl"
     file.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in PROMPTS[:count]))
     return file
 
 
 def measure(bundle: Path, runs: tuple[str, ...], result: Path, options: list[str]) -> None:
-    """Run dsbd-bench on a bundle unless its JSON exists."""
+    """Run dsbd-bench on a bundle unless the report ``result`` exists."""
     if result.exists():
         return
     partial = result.with_suffix(".partial")
@@ -97,7 +98,7 @@ def measure(bundle: Path, runs: tuple[str, ...], result: Path, options: list[str
     default=("none", "int8", "int8-blocks"),
     show_default=True,
 )
-@click.option("--draft", "drafts", type=FOLDER, multiple=True, help="Of the demo target.")
+@click.option("--draft", "drafts", type=FOLDER, multiple=True, help="Draft of the demo target.")
 @click.option("--work", type=click.Path(path_type=Path), default=BUILD / "speed")
 @click.option("--repetitions", default=5, show_default=True)
 @click.option("--num-prompts", type=click.IntRange(1, len(PROMPTS)), default=len(PROMPTS))
@@ -139,7 +140,7 @@ def main(
 
 
 def trained_of(size: str, work: Path) -> Path:
-    """Return the file with what the pair does of which a twin was made."""
+    """Return the report file of the trained pair from which a twin was made."""
     return work / f"{size}.none.{TRAINED}.json"
 
 
@@ -151,7 +152,7 @@ def measure_drafts(
     options: list[str],
     page: Page,
 ) -> None:
-    """Run the missing measurements of the demo draft and of ``drafts``, and write their tables."""
+    """Run the missing measurements of the demo draft and of ``drafts``; write their tables."""
     by_name = {DEMO: DEMO} | {draft.name: draft for draft in drafts}
     unclear = {HOSTILE, *(name for name in by_name if "." in name)}
     if len(by_name) <= len(drafts) or unclear & {*by_name}:
@@ -169,7 +170,7 @@ def measure_drafts(
 
 
 def write_tables(work: Path, params: tuple[str, ...], document: Path) -> None:
-    """Write the tables of all measurements of these sizes to the document."""
+    """Write the tables of all measurements of these sizes into the document."""
     for size in params:
         tables = []
         for (_size, kind, what), report in measured(work, size).items():
@@ -183,7 +184,7 @@ def write_tables(work: Path, params: tuple[str, ...], document: Path) -> None:
 
 
 def write_drafts(folder: Path, params: tuple[str, ...], document: Path) -> None:
-    """Write the tables of all drafts of these sizes that were measured to the document."""
+    """Write the tables of all measured drafts of these sizes into the document."""
     for size in params:
         reports = {
             f"{size} twin, {PRECISIONS[kind]}, the {name.replace('-', ' ')} draft": report
@@ -195,7 +196,7 @@ def write_drafts(folder: Path, params: tuple[str, ...], document: Path) -> None:
 
 
 def write_frontier(work: Path) -> None:
-    """Draw quality over speed, a panel a precision."""
+    """Plot quality against speed, with one panel per precision."""
     reports = {
         f"{size} twin, {PRECISIONS[kind]}": report
         for (size, kind, what), report in measured(work).items()
@@ -207,15 +208,15 @@ def write_frontier(work: Path) -> None:
 
 
 def measured(work: Path, size: str = "*") -> dict[tuple[str, str, str], dict[str, Any]]:
-    """Return the reports in the work folder by size, quantization and measurement."""
-    found = {}
+    """Return the reports in the work folder by (size, quantization, measurement)."""
+    reports = {}
     for file in sorted(work.glob(f"{size}.*.*.json")):
         params, quantize, what, *_ = file.name.split(".")
-        found[params, quantize, what] = report_in(file)
-    return found
+        reports[params, quantize, what] = report_in(file)
+    return reports
 
 
 def report_in(file: Path) -> dict[str, Any]:
-    """Return the report that dsbd-bench wrote."""
+    """Return the report of dsbd-bench in a file."""
     report: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     return report

@@ -1,4 +1,4 @@
-"""Report of measured speed: the frontier of quality over speed, and the tables."""
+"""Report of measured speed: tables, and the plot of quality against speed (frontier)."""
 
 from math import cos, pi, sin
 from pathlib import Path
@@ -14,7 +14,7 @@ from dsbd_ort.benchmark.bootstrap import Estimate, Spread
 from lab.frame.page import ratio_cell, spread_cell
 from scripts.document_sections import table
 
-# Every distribution once without a draft and once with one, then the widths in between.
+# Every distribution without and with a draft, then the dynamic widths between them.
 FRONTIER_RUNS = (
     "sample",
     "speculative draft_policy=throughput",
@@ -39,7 +39,7 @@ FRONTIER_RUNS = (
     *(f"speculative-beam-search num_beams={width} draft_policy=throughput" for width in (2, 4)),
     "mjsd draft_length=4 draft_beams=4 top_k=64",
 )
-_PLACES = [  # of a label's middle around its point, in points of 1/72 inch, the nearest first
+_PLACES = [  # offsets of a label's centre from its point, in points (1/72 inch), nearest first
     (round(radius * 2.2 * cos(angle)), round(radius * sin(angle)))
     for radius in (11, 17, 24, 32)
     for angle in (
@@ -52,7 +52,7 @@ _EXPLANATION = (
 )
 DOTS_PER_INCH = 110
 PANEL_INCHES = (6.5, 5.5)
-# family: (name in the legend, colour, marker, whether its widths are joined by a line)
+# family: (name in the legend, colour, marker, whether a line joins its widths)
 FAMILIES = {
     "beam-sample": ("beam sampling", "tab:blue", "o", True),
     "dsbd fixed": ("dsbd, the same tokens", "tab:orange", "o", True),
@@ -69,7 +69,7 @@ OF_FAMILY = {
 
 
 def plot_frontier(reports: dict[str, dict[str, Any]], file: Path) -> None:
-    """Write one panel per report of dsbd-bench, side by side; the keys are their titles."""
+    """Plot one panel per report of dsbd-bench, side by side; the keys are the titles."""
     width, height = PANEL_INCHES
     figure = Figure(figsize=(width * len(reports), height), layout="constrained", dpi=DOTS_PER_INCH)
     panels = figure.subplots(1, len(reports), squeeze=False)[0]
@@ -83,9 +83,9 @@ def plot_frontier(reports: dict[str, dict[str, Any]], file: Path) -> None:
 
 
 def place_labels(figure: Figure) -> None:
-    """Move every annotation to the first place around its point that is free.
+    """Move every annotation to the first free place around its point.
 
-    Free means: within the axes, and over no other annotation and no point.
+    A place is free if it lies within the axes and overlaps no other annotation and no point.
     """
     figure.draw_without_rendering()
     for axes in figure.axes:
@@ -149,7 +149,7 @@ def _short_name(run: dict[str, Any]) -> str:
 
 
 def draft_calls_of(reports: dict[str, dict[str, Any]]) -> str:
-    """Return a table of what drafts propose and what a call of theirs takes; the keys name them."""
+    """Return a table of acceptance and call times of drafts; the keys name twin and draft."""
     columns = ("twin and draft", "run", "accepted", "ms a draft call", "draft calls an iteration")
     rows = []
     for title, report in reports.items():
@@ -170,9 +170,9 @@ def draft_calls_of(reports: dict[str, dict[str, Any]]) -> str:
 
 
 def same_drafts_of(size: str, twin: dict[str, Any], trained: dict[str, Any]) -> str:
-    """Return a table of what targets accept of the same drafts: a twin, the pair it was made of.
+    """Return a table of the acceptance of the same drafts by a twin and by its trained target.
 
-    The runs are those of ``trained``; their prompts, repetitions and seeds must be the twin's.
+    The runs are those of ``trained``; their prompts, repetitions and seeds must equal the twin's.
     """
     runs = {run["name"]: run for run in twin["runs"]}
     rows = []
@@ -190,7 +190,7 @@ def same_drafts_of(size: str, twin: dict[str, Any], trained: dict[str, Any]) -> 
 
 
 def _tokens_of(report: dict[str, Any], run: str) -> list[tuple[Any, ...]]:
-    """Return prompt, repetition and tokens of all requests of a run, in order."""
+    """Return (prompt, repetition, tokens) of all requests of a run, in order."""
     names = ("prompt_index", "repetition", "token_ids")
     return sorted(
         tuple(one[name] for name in names) for one in report["measurements"] if one["run"] == run
@@ -198,7 +198,7 @@ def _tokens_of(report: dict[str, Any], run: str) -> list[tuple[Any, ...]]:
 
 
 def table_of(report: dict[str, Any], title: str, level: int = 3) -> str:
-    """Return the table of one report, in markdown, under a heading of a level."""
+    """Return the table of one report as Markdown, under a heading of ``level``."""
     columns = (
         *("run", "tokens/s", "speed-up", "same tokens", "nats/token", "tokens/iteration"),
         *("rows", "target / draft / host ms per token", "host us/iteration"),

@@ -1,1 +1,1 @@
-"""Transcripts of known speech, compared with other tools: time, word errors, equality."""
+"""Transcription of speech with known text, compared with other tools: time, errors, equality."""

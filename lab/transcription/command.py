@@ -1,10 +1,10 @@
 """Transcription compared with faster-whisper and transformers: time, word errors, tokens.
 
-One model, in CHECKPOINT as transformers has it, is exported in fp32 and int8. All tools
-transcribe what eSpeak NG reads of the texts in utterances.jsonl, in turn, on the same threads and
-with the same settings. Two sections are not timed. "equality" counts how often segments, tokens and
-scores are those of transformers' generate; "domain" counts word errors with and without a language
-model of a domain. Everything is kept in WORK and not made again.
+The model in CHECKPOINT, a folder of transformers, is exported in fp32 and int8. eSpeak NG reads the
+texts in utterances.jsonl, and all tools transcribe them in turn, with the same number of threads
+and the same settings. Two sections are not timed. "equality" counts how often segments, tokens and
+scores equal those of transformers' generate; "domain" counts word errors with and without a
+language model of a domain. All files are kept in WORK and reused.
 """
 
 import contextlib
@@ -41,7 +41,7 @@ FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 @click.argument("checkpoint", type=FOLDER)
 @click.option("--work", type=click.Path(path_type=Path), default=BUILD / "transcription")
 @click.option(
-    "--ct2", type=FOLDER, help="The same weights in CTranslate2's form, for faster-whisper."
+    "--ct2", type=FOLDER, help="The same weights in CTranslate2's format, for faster-whisper."
 )
 @click.option(
     "--section",
@@ -52,21 +52,21 @@ FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
     show_default=True,
 )
 @click.option("--beams", type=int, multiple=True, default=(5, 1), show_default=True)
-@click.option("--rounds", default=2, show_default=True, help="Of the short files.")
-@click.option("--long-rounds", default=1, show_default=True, help="Of the long ones.")
-@click.option("--cpu-time", is_flag=True, help="Time of the processor, of all threads: rough.")
+@click.option("--rounds", default=2, show_default=True, help="Rounds of the short files.")
+@click.option("--long-rounds", default=1, show_default=True, help="Rounds of the long files.")
+@click.option("--cpu-time", is_flag=True, help="CPU time of all threads (less exact).")
 @click.option(
-    "--most", type=click.IntRange(min=2), help="Short files, at most; the first are English."
+    "--most", type=click.IntRange(min=2), help="Maximum of short files; the first are English."
 )
 @click.option(
     "--tool",
     "names",
     type=click.Choice(sorted({tool.name for tool in TOOLS})),
     multiple=True,
-    help="Tools to compare with; all by default.",
+    help="Tool to compare with [all].",
 )
-@click.option("--words", is_flag=True, help="Equality also of words and their times.")
-@click.option("--seconds", default=3600.0, help="After which equality begins no further case.")
+@click.option("--words", is_flag=True, help="Also compare words and their times.")
+@click.option("--seconds", default=3600.0, help="Time in which equality starts cases.")
 @writes(RESULTS / "transcription.md")
 def main(
     checkpoint: Path,
@@ -83,7 +83,7 @@ def main(
     seconds: float,
     page: Page,
 ) -> None:
-    """Measure, and write the sections."""
+    """Measure and write the sections."""
     files = spoken(work / "utterances", utterances(), environment(work))
     short = [each for each in files if not each.utterance.is_long][:most]
     long = [each for each in files if each.utterance.is_long]
@@ -108,14 +108,14 @@ def main(
 def _count_equal(cases: Cases, name: str, work: Path, seconds: float, page: Page) -> None:
     kept = work / f"equality-{name}.jsonl"
     try:
-        found = outcomes(cases, kept, seconds, _report)
+        counted = outcomes(cases, kept, seconds, _report)
     finally:
         cases.close()
-    page.write(EQUALITY, equality_table(found), name)
+    page.write(EQUALITY, equality_table(counted), name)
 
 
 def _bundle(checkpoint: Path, work: Path, precision: str) -> Path:
-    """Return our bundle of a checkpoint, exported if missing."""
+    """Return our bundle of a checkpoint; a missing bundle is exported."""
     folder = work / "bundles" / f"{checkpoint.name}-{precision}"
     if not folder.exists():
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -165,9 +165,9 @@ def _compare(
     lines: list[str] = []
     with _opened(models, work, names, page.threads, cpu_time=cpu_time) as tools:
         for each in works:
-            found = list(transcribed(each, tools, _report))
-            lines += [*lines_of(each, tools, found), ""]
-            click.echo("\n".join(lines_of(each, tools, found)), err=True)
+            requests = list(transcribed(each, tools, _report))
+            lines += [*lines_of(each, tools, requests), ""]
+            click.echo("\n".join(lines_of(each, tools, requests)), err=True)
         settings = [f"* {tool.tool.key}: {tool.version}, {tool.settings}" for tool in tools]
     clock = "time of the processor" if cpu_time else "time"
     page.write(SPEED, [*lines, *settings], models.checkpoint.name, clock)
@@ -177,7 +177,7 @@ def _compare(
 def _opened(
     models: Models, work: Path, names: tuple[str, ...], threads: int, *, cpu_time: bool
 ) -> Iterator[list[OpenTool]]:
-    """Run ours and the tools with these names, all without any."""
+    """Run dsbd-ort and the named tools; () stands for all tools."""
     chosen = [tool for tool in TOOLS if not names or tool.name in (OURS, *names)]
     with contextlib.ExitStack() as stack:
         yield open_tools(chosen, models, work, threads, cpu_time, stack.enter_context, _report)

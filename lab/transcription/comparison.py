@@ -1,4 +1,4 @@
-"""Times and word errors of all tools over the same utterances, in turn."""
+"""Times and word errors of all tools on the same utterances, in turn."""
 
 import statistics
 import time
@@ -28,7 +28,7 @@ COLUMNS = (
     "word errors",
     "peak MB",
 )
-PAUSE_S = 0.25  # by then the threads of the tool before have stopped spinning
+PAUSE_S = 0.25  # in this time the previous tool's threads stop spinning
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,9 +36,9 @@ class Work:
     """Utterances that all tools transcribe with the same settings.
 
     Attributes:
-        title: of its table.
+        title: heading of its table.
         timestamps: whether texts have times.
-        rounds: each of which transcribes every utterance once.
+        rounds: number of rounds; each transcribes every utterance once.
     """
 
     title: str
@@ -59,29 +59,29 @@ class Transcribed:
 
     @property
     def milliseconds(self) -> float:
-        """Of a second of audio."""
+        """Milliseconds per second of audio."""
         return float(1e3 * self.answer["seconds"] / self.spoken.seconds)
 
     def part(self, name: str) -> float:
-        """Return the milliseconds of a part, of a second of audio."""
+        """Return the milliseconds of a part per second of audio."""
         return float(1e3 * self.answer["parts"][name] / self.spoken.seconds)
 
     @property
     def decoder(self) -> float:
-        """Seconds of the decoder: all except features and encoder."""
+        """Milliseconds of the decoder per second of audio: all except features and encoder."""
         return self.milliseconds - self.part(FEATURES) - self.part(ENCODER)
 
 
 def transcribed(
     work: Work, tools: Sequence[OpenTool], report: Callable[[str], None]
 ) -> Iterator[Transcribed]:
-    """Yield what every tool makes of every utterance, one after another.
+    """Yield the transcripts of all tools for every utterance, one after another.
 
-    Before, each transcribes the last one, which does not count: not the first, whose window ours
-    would still know. A tool that fails is reported, and left out from then on.
+    As warm-up each tool first transcribes the last utterance (not the first one, whose window
+    dsbd-ort would still have). A tool that fails is reported and then left out.
     """
     running = list(tools)
-    for number in range(-1, work.rounds):  # -1: before the first
+    for number in range(-1, work.rounds):  # -1: warm-up
         for spoken in work.spoken[-1:] if number < 0 else work.spoken:
             for tool in list(turn(running, number)):
                 asked = Asked(
@@ -101,10 +101,12 @@ def transcribed(
                     yield Transcribed(key=tool.tool.key, spoken=spoken, round=number, answer=answer)
 
 
-def lines_of(work: Work, tools: Sequence[OpenTool], found: Sequence[Transcribed]) -> Iterator[str]:
-    """Yield the table of a work, and how ours stands to what is aimed at."""
+def lines_of(
+    work: Work, tools: Sequence[OpenTool], requests: Sequence[Transcribed]
+) -> Iterator[str]:
+    """Yield the lines of the table of a work."""
     by_key = {
-        tool.tool.key: [each for each in found if each.key == tool.tool.key] for tool in tools
+        tool.tool.key: [each for each in requests if each.key == tool.tool.key] for tool in tools
     }
     seconds = sum(each.seconds for each in work.spoken)
     times = "with times" if work.timestamps else "without times"
@@ -121,38 +123,38 @@ def _searched(num_beams: int) -> str:
 
 
 def _cells(tool: OpenTool, by_key: dict[str, list[Transcribed]]) -> tuple[str, ...]:
-    own, precision = by_key[tool.tool.key], tool.tool.precision
+    of_tool, precision = by_key[tool.tool.key], tool.tool.precision
     counterpart = tool.tool.counterpart
     ratio = ""
     if counterpart is not None and (ours := by_key.get(f"{OURS}, {counterpart}")):
-        ratio = _ratio(ours, own)
+        ratio = _ratio(ours, of_tool)
     medians = [
         statistics.median(values)
         for values in (
-            [each.part(FEATURES) for each in own],
-            [each.part(ENCODER) for each in own],
-            [each.decoder for each in own],
+            [each.part(FEATURES) for each in of_tool],
+            [each.part(ENCODER) for each in of_tool],
+            [each.decoder for each in of_tool],
         )
     ]
-    errors = word_error_rate((each.answer["text"], each.spoken.utterance.text) for each in own)
+    errors = word_error_rate((each.answer["text"], each.spoken.utterance.text) for each in of_tool)
     return (
         f"{tool.tool.name} {tool.version}",
         precision,
-        spread_cell(spread([each.milliseconds for each in own])),
+        spread_cell(spread([each.milliseconds for each in of_tool])),
         *(f"{value:.1f}" for value in medians),
         ratio,
-        str(sum(each.answer["num_tokens"] for each in own if each.round == 0)),
+        str(sum(each.answer["num_tokens"] for each in of_tool if each.round == 0)),
         f"{errors:.1%}",
-        f"{max(each.answer['peak_bytes'] for each in own) / 1e6:.0f}",
+        f"{max(each.answer['peak_bytes'] for each in of_tool) / 1e6:.0f}",
     )
 
 
 def _ratio(ours: Sequence[Transcribed], theirs: Sequence[Transcribed]) -> str:
-    """Return the median of their time over ours, of the same utterance in the same round."""
-    own = {(each.spoken.path, each.round): each.milliseconds for each in ours}
+    """Return the median of their time / our time for the same utterance and round."""
+    our_times = {(each.spoken.path, each.round): each.milliseconds for each in ours}
     ratios = [
-        each.milliseconds / own[each.spoken.path, each.round]
+        each.milliseconds / our_times[each.spoken.path, each.round]
         for each in theirs
-        if (each.spoken.path, each.round) in own
+        if (each.spoken.path, each.round) in our_times
     ]
     return ratio_cell(bootstrap(ratios, "median")) if ratios else ""

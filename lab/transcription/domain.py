@@ -1,8 +1,7 @@
-"""Word errors on sentences of one domain, with and without a language model of it.
+"""Word errors on sentences of one domain, with and without a language model of the domain.
 
-domain.txt has sentences of chemistry in three paragraphs: those that the model is estimated from,
-those that its weights are chosen on, and those that are measured. No sentence is in two of them;
-most rare words are.
+domain.txt has sentences on chemistry in three paragraphs: to estimate the model, to choose its
+weights, and to measure. No sentence is in two paragraphs, but most rare words are.
 """
 
 import itertools
@@ -23,18 +22,18 @@ from scripts.document_sections import table
 
 TEXTS = Path(__file__).with_name("domain.txt")
 VOICES = (("en-us", 120), ("en", 130), ("en-us+f3", 120), ("en+m3", 130))  # words a minute
-GRID = ((0.2, -10.0), (0.2, -2.0), (0.4, -2.0))  # weights, and offsets of unknown words
+GRID = ((0.2, -10.0), (0.2, -2.0), (0.4, -2.0))  # (weight, offset of unknown words)
 SETTINGS: dict[str, Any] = {"language": "en", "temperature": 0.0, "max_new_tokens": 64}
 COLUMNS = ("language model", "length_penalty", "chosen on", "measured", "better", "worse")
 
 
 def paragraphs(path: Path = TEXTS) -> list[list[str]]:
-    """Return the sentences for the model, for its weights, and for the measurement."""
+    """Return the sentences for the model, for the choice of weights, and for the measurement."""
     return [part.splitlines() for part in path.read_text(encoding="utf-8").strip().split("\n\n")]
 
 
 def arpa(sentences: Iterable[Sequence[str]], order: int = 3) -> str:
-    """Return an ARPA model of words, interpolated and smoothed by Witten and Bell (1991)."""
+    """Return an ARPA model of words, interpolated with Witten-Bell smoothing (1991)."""
     follows: defaultdict[tuple[str, ...], Counter[str]] = defaultdict(Counter)
     for words in sentences:
         padded = [BEGIN, *words, END]
@@ -66,7 +65,7 @@ def arpa(sentences: Iterable[Sequence[str]], order: int = 3) -> str:
 def errors_of(
     pipe: Pipeline, files: Sequence[Spoken], several: Sequence[dict[str, Any]]
 ) -> list[tuple[int, ...]]:
-    """Return the word errors in each file, with each of the options; it is encoded once."""
+    """Return for each of the options the word errors in each file; a file is encoded once."""
     assert pipe.prompts.encoder is not None and pipe.prompts.encoder.speech is not None
     of_files = []
     for file in files:
@@ -78,12 +77,12 @@ def errors_of(
 
 
 def rate(errors: Sequence[int], files: Sequence[Spoken]) -> str:
-    """Return the errors over the words of the texts."""
+    """Return errors / words of the texts, as text."""
     return f"{sum(errors) / sum(len(words_of(each.utterance.text)) for each in files):.1%}"
 
 
 def utterances_of(name: str, texts: Sequence[str]) -> list[Utterance]:
-    """Return texts as they are read, by the voices in turn."""
+    """Return texts as utterances that the voices read in turn."""
     voices = itertools.cycle(VOICES)
     return [
         Utterance(name=f"{name}-{n:02}", language="en", voice=v, words_per_minute=pace, text=text)
@@ -94,7 +93,7 @@ def utterances_of(name: str, texts: Sequence[str]) -> list[Utterance]:
 def domain_table(
     pipe: Pipeline, work: Path, python: Path, report: Callable[[str], None]
 ) -> list[str]:
-    """Return the lines of the section; speech and model are kept in ``work``."""
+    """Return the lines of the section; speech and language model are kept in ``work``."""
     train, *others = paragraphs()
     tuning, measured = (
         spoken(work / "domain", utterances_of(name, texts), python)
@@ -102,7 +101,7 @@ def domain_table(
     )
     file = work / "domain.arpa"
     file.write_text(arpa(words_of(text) for text in train), encoding="utf-8")
-    usual = LanguageModel(file, weight=0.5, unknown_offset=-10.0)  # as CTC decoders have them
+    usual = LanguageModel(file, weight=0.5, unknown_offset=-10.0)  # defaults of CTC decoders
     options: list[dict[str, Any]] = [{}, {"length_penalty": 0.0}, {"scorers": [usual]}]
     for weight, offset in GRID:
         model = LanguageModel(file, weight=weight, unknown_offset=offset)
@@ -112,12 +111,12 @@ def domain_table(
         report(f"{each}: {rate(errors, tuning)}")
     best = min(range(-len(GRID), 0), key=lambda place: sum(chosen_on[place]))
     options, chosen_on = [*options[:3], options[best]], [*chosen_on[:3], chosen_on[best]]
-    found = errors_of(pipe, measured, options)
+    test_errors = errors_of(pipe, measured, options)
     rows = []
-    for each, before, errors in zip(options, chosen_on, found, strict=True):
+    for each, before, errors in zip(options, chosen_on, test_errors, strict=True):
         [model] = each.get("scorers", ["none"])
         name = str(model).rpartition(".arpa', ")[2].rstrip(")")
-        pairs = [*zip(errors, found[0], strict=True)]
+        pairs = [*zip(errors, test_errors[0], strict=True)]
         counts = [sum(a < b for a, b in pairs), sum(a > b for a, b in pairs)]
         rates = rate(before, tuning), rate(errors, measured)
         rows.append((name, f"{each.get('length_penalty', 1.0)}", *rates, *map(str, counts)))

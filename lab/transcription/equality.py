@@ -1,8 +1,8 @@
 """Equality of our transcripts with those of transformers' generate, on the same samples.
 
-Every case compares segments: their tokens, their times and the mean log-probability of their
-window; on demand also the words of segments and their times, with those of transformers'
-``return_token_timestamps``, grouped as its pipeline groups them.
+Every case compares segments: tokens, times and the mean log-probability of their window. On demand
+it also compares words and their times with those of transformers' ``return_token_timestamps``,
+grouped as its pipeline groups them.
 """
 
 import itertools
@@ -25,30 +25,30 @@ from lab.transcription.sounds import sounds
 from lab.transcription.speech import Spoken
 from scripts.document_sections import table
 
-TOLERANCE = 1e-3  # of a mean log-probability: sums in another order
+TOLERANCE = 1e-3  # for mean log-probabilities, which are summed in another order
 PLAIN: dict[str, Any] = {
     "temperature": 0.0,
     "compression_ratio_threshold": None,
     "logprob_threshold": None,
     "no_speech_threshold": None,
 }
-# What is sampled at so low a temperature is certain, whoever draws it.
+# At such a low temperature sampling is deterministic, whatever the random numbers.
 FALLBACK: dict[str, Any] = {
     "temperature": (0.0, 1e-4),
     "compression_ratio_threshold": 1.35,
     "logprob_threshold": -1.0,
     "no_speech_threshold": 0.6,
 }
-NEVER = -1e9  # a threshold with which transformers returns scores, and that no text is below
+NEVER = -1e9  # threshold that no text falls below; with a threshold transformers returns scores
 
 
 Words = tuple[tuple[str, float, float], ...]
-"""Each with its start and end, in seconds."""
+"""Tuples (word, start, end), times in seconds."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """A segment: its times in seconds, tokens, how sure its window is; words if asked for."""
+    """A segment: times in seconds, tokens, mean log-probability of its window; words on demand."""
 
     start: float
     end: float
@@ -62,11 +62,11 @@ class Outcome:
     """One case.
 
     Attributes:
-        kind: a row of the table.
-        name: of the case.
-        is_equal: whether tokens and times are the same, and words where they are compared.
-        logprob_error: largest difference of the log-probabilities of equal segments.
-        difference: the first one, as text; "" where there is none.
+        kind: row of the table.
+        name: name of the case.
+        is_equal: whether tokens, times and (if compared) words are equal.
+        logprob_error: largest difference of log-probabilities of equal segments.
+        difference: description of the first difference, or "".
     """
 
     kind: str
@@ -76,10 +76,12 @@ class Outcome:
     difference: str = ""
 
 
-def compared(kind: str, name: str, found: Sequence[Part], wanted: Sequence[Part]) -> Outcome:
-    """Return how two transcripts compare, of which ``wanted`` is what should have come out."""
+def compared(
+    kind: str, name: str, parts: Sequence[Part], expected_parts: Sequence[Part]
+) -> Outcome:
+    """Compare the segments of a transcript with the expected ones."""
     error = 0.0
-    for number, (one, other) in enumerate(zip(found, wanted, strict=False)):
+    for number, (one, other) in enumerate(zip(parts, expected_parts, strict=False)):
         if words := _difference(one, other):
             words = f"segment {number}: {words}"
             return Outcome(
@@ -88,23 +90,23 @@ def compared(kind: str, name: str, found: Sequence[Part], wanted: Sequence[Part]
         if one.avg_logprob is not None and other.avg_logprob is not None:
             error = max(error, abs(one.avg_logprob - other.avg_logprob))
     words = ""
-    if len(found) != len(wanted):
-        words = f"{len(found)} segments instead of {len(wanted)}"
+    if len(parts) != len(expected_parts):
+        words = f"{len(parts)} segments instead of {len(expected_parts)}"
     elif error > TOLERANCE:
         words = f"log-probabilities differ by {error:.2g}"
     return Outcome(kind=kind, name=name, is_equal=not words, logprob_error=error, difference=words)
 
 
 def _difference(one: Part, other: Part) -> str:
-    """Return how two segments differ, "" if equal; log-probabilities are not compared here."""
+    """Describe how two segments differ, "" if equal; log-probabilities are not compared here."""
     times = np.allclose((one.start, one.end), (other.start, other.end), atol=1e-6)
     if one.token_ids != other.token_ids or not times:
         return f"{one} instead of {other}"
     if one.words is None or other.words is None:
         return ""
-    for found, wanted in itertools.zip_longest(one.words, other.words):
-        if found != wanted:
-            return f"the word {found} instead of {wanted}"
+    for word, expected_word in itertools.zip_longest(one.words, other.words):
+        if word != expected_word:
+            return f"the word {word} instead of {expected_word}"
     return ""
 
 
@@ -128,22 +130,22 @@ class Reference:
     def parts_with_words(
         self, samples: Samples, language: str | None, **options: Any
     ) -> list[Part]:
-        """Return the segments as ``parts``, and their words."""
+        """Return the segments of ``parts`` with their words."""
         config = self._model.config
         usual = config._attn_implementation
-        try:  # it changes the attention of the model, for good
+        try:  # this call changes the attention of the model permanently
             segments = self._segments(samples, language, return_token_timestamps=True, **options)
         finally:
             config._attn_implementation = usual
-        found, before = [], 0.0
+        parts, before = [], 0.0
         for each in segments:
             words = self._words(each, before, language)
-            found.append(replace(self._part(each, options["temperature"]), words=words))
+            parts.append(replace(self._part(each, options["temperature"]), words=words))
             before = float(each["token_timestamps"][-1])
-        return found
+        return parts
 
     def _words(self, segment: dict[str, Any], before: float, language: str | None) -> Words:
-        """Return the words of a segment; a token begins where the one before it ends."""
+        """Return the words of a segment; each token begins at the end of the previous token."""
         special = {*self._tokenizer.all_special_ids}
         first_time = self._model.generation_config.no_timestamps_token_id + 1
         tokens, times = [], []
@@ -173,7 +175,9 @@ class Reference:
             padding="max_length" if is_short else "longest",
             return_attention_mask=True,
         )
-        if options.get("return_token_timestamps"):  # of the sound, not of what fills its window
+        if options.get(
+            "return_token_timestamps"
+        ):  # only the sound counts, not the padding of its window
             options["attention_mask"] = features.attention_mask
         if self._is_multilingual:
             options |= {"language": language, "task": "transcribe"}
@@ -194,7 +198,7 @@ class Reference:
     def _logprob(
         self, segment: dict[str, Any], temperature: float | tuple[float, ...]
     ) -> float | None:
-        """Return the mean log-probability of a segment's window, None of one that was sampled."""
+        """Return the mean log-probability of a segment's window, None if it may be sampled."""
         result = segment["result"]
         if not isinstance(temperature, float) or not isinstance(result, dict):
             return None
@@ -217,7 +221,7 @@ class Cases:
         *,
         have_words: bool = False,
     ) -> None:
-        """``have_words``: words and their times are compared too."""
+        """``have_words``: whether words and their times are also compared."""
         self._have_words = have_words
         self._reference = Reference(checkpoint, num_threads)
         self._pipe = Pipeline.from_bundle(bundle, num_threads=num_threads)
@@ -228,7 +232,7 @@ class Cases:
         self._pipe.close()
 
     def all(self) -> Iterator[tuple[str, str, Callable[[], Outcome]]]:
-        """Yield kind and name of every case, and what runs it; the long files last."""
+        """Yield (kind, name, function that runs the case) of every case, long files last."""
         short = [each for each in self._files if not each.utterance.is_long]
         long = [each for each in self._files if each.utterance.is_long]
         for name, samples, num_beams in sounds([read_samples(str(each.path)) for each in short]):
@@ -254,9 +258,9 @@ class Cases:
         def run() -> Outcome:
             samples, language = read_samples(str(spoken.path)), spoken.utterance.language
             options = {"num_beams": num_beams, "return_timestamps": times}
-            found = self._parts(samples, language, **options, **PLAIN)
-            wanted = self._reference.parts(samples, language, temperature=0.0, **options)
-            return compared(kind, name, _begun(found, samples), wanted)
+            parts = self._parts(samples, language, **options, **PLAIN)
+            expected_parts = self._reference.parts(samples, language, temperature=0.0, **options)
+            return compared(kind, name, _begun(parts, samples), expected_parts)
 
         return kind, name, run
 
@@ -268,12 +272,12 @@ class Cases:
 
         def run() -> Outcome:
             samples, language = read_samples(str(spoken.path)), spoken.utterance.language
-            found = self._parts(
+            parts = self._parts(
                 samples, language, num_beams=num_beams, return_timestamps="word", **PLAIN
             )
             options = {"num_beams": num_beams, "return_timestamps": True, "temperature": 0.0}
-            wanted = self._reference.parts_with_words(samples, language, **options)
-            return compared(kind, name, _begun(found, samples), wanted)
+            expected_parts = self._reference.parts_with_words(samples, language, **options)
+            return compared(kind, name, _begun(parts, samples), expected_parts)
 
         return kind, name, run
 
@@ -284,13 +288,13 @@ class Cases:
 
         def run() -> Outcome:
             options = {"num_beams": num_beams, "return_timestamps": True, **FALLBACK}
-            found = _begun(self._parts(samples, "en", **options), samples)
-            return compared(kind, name, found, self._reference.parts(samples, "en", **options))
+            parts = _begun(self._parts(samples, "en", **options), samples)
+            return compared(kind, name, parts, self._reference.parts(samples, "en", **options))
 
         return kind, name, run
 
     def _parts(self, samples: Samples, language: str, **options: Any) -> list[Part]:
-        found = self._pipe.transcribe(samples, language=language, **options)
+        transcript = self._pipe.transcribe(samples, language=language, **options)
         return [
             Part(
                 round(each.start, 6),
@@ -301,12 +305,12 @@ class Cases:
                 if each.words is None
                 else tuple((word.word, word.start, word.end) for word in each.words),
             )
-            for each in found.segments
+            for each in transcript.segments
         ]
 
 
 def _begun(parts: Sequence[Part], samples: Samples) -> list[Part]:
-    """Return the segments that begin before the end of the audio, as those of ``Reference``."""
+    """Return the segments that begin before the end of the audio, as ``Reference`` does."""
     return [each for each in parts if each.start < len(samples) / SAMPLING_RATE]
 
 
@@ -317,18 +321,20 @@ def _beams(num_beams: int) -> str:
 def outcomes(
     cases: Cases, kept: Path, seconds: float, report: Callable[[str], None]
 ) -> list[Outcome]:
-    """Return the outcomes of all cases, those included that a file has from earlier calls.
+    """Return the outcomes of all cases, including those in the file ``kept`` from earlier calls.
 
-    kept: JSON lines, to which every new outcome is added at once. seconds: no case begins later.
+    kept: JSON lines; every new outcome is appended at once. seconds: no case starts after them.
     """
-    known: dict[tuple[str, str], Outcome] = {}
+    earlier: dict[tuple[str, str], Outcome] = {}
     if kept.exists():
         lines = kept.read_text(encoding="utf-8").splitlines()
-        known = {(each.kind, each.name): each for each in (Outcome(**json.loads(x)) for x in lines)}
+        earlier = {
+            (each.kind, each.name): each for each in (Outcome(**json.loads(x)) for x in lines)
+        }
     until = time.monotonic() + seconds
-    found = []
+    all_outcomes = []
     for kind, name, run in cases.all():
-        outcome = known.get((kind, name))
+        outcome = earlier.get((kind, name))
         if outcome is None:
             if time.monotonic() > until:
                 continue
@@ -337,15 +343,15 @@ def outcomes(
                 file.write(json.dumps(vars(outcome)) + "\n")
         if not outcome.is_equal:
             report(f"{kind}, {name}: {outcome.difference}")
-        found.append(outcome)
-    return found
+        all_outcomes.append(outcome)
+    return all_outcomes
 
 
-def equality_table(found: Sequence[Outcome]) -> list[str]:
-    """Return the lines of a table: equal cases of each kind."""
+def equality_table(counted: Sequence[Outcome]) -> list[str]:
+    """Return the lines of a table: number of equal cases of each kind."""
     rows = []
-    for kind in dict.fromkeys(each.kind for each in found):
-        of_kind = [each for each in found if each.kind == kind]
+    for kind in dict.fromkeys(each.kind for each in counted):
+        of_kind = [each for each in counted if each.kind == kind]
         num_equal = sum(each.is_equal for each in of_kind)
         error = max(each.logprob_error for each in of_kind)
         rows.append((kind, f"{num_equal}/{len(of_kind)}", f"{error:.1e}"))

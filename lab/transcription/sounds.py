@@ -8,12 +8,12 @@ from dsbd_ort.audio.audio_files import SAMPLING_RATE, Samples
 
 
 def sounds(speech: Sequence[Samples]) -> Iterator[tuple[str, Samples, int]]:
-    """Yield name, samples and beams of every sound.
+    """Yield (name, samples, number of beams) of every sound.
 
-    After a fallback transformers decodes the windows that follow with one beam: those of several
-    windows have one from the start.
+    After a fallback, transformers decodes the next windows with one beam, so sounds of several
+    windows use one beam from the start.
 
-    speech: some utterances, of up to 15 s.
+    speech: at least three utterances of up to 15 s.
     """
     first, second, third = speech[0], speech[1], speech[2]
     rng = np.random.default_rng(0)
@@ -35,7 +35,7 @@ def sounds(speech: Sequence[Samples]) -> Iterator[tuple[str, Samples, int]]:
 
 
 def chords(seconds: float) -> Samples:
-    """Return something like music, (n,) float32: four chords with a melody, again and again."""
+    """Return samples like music, (n,) float32: four chords with a melody, repeated."""
     times = np.arange(round(seconds * SAMPLING_RATE)) / SAMPLING_RATE
     roots = np.array([220.0, 174.6, 261.6, 196.0])[(times // 1.5).astype(int) % 4]
     steps = np.array([4, 7, 12, 7, 9, 7, 4, 2])[(times // 0.375).astype(int) % 8]

@@ -1,4 +1,4 @@
-"""Speech with known text: WAV files of ``utterances.jsonl`` read by eSpeak NG."""
+"""Speech with known text: WAV files in which eSpeak NG reads ``utterances.jsonl``."""
 
 import json
 import os
@@ -23,11 +23,11 @@ class Utterance:
     """A text and how it is read.
 
     Attributes:
-        name: of the file; that of a long one begins with "long".
-        language: its code, as Whisper has it.
-        voice: of eSpeak NG; its variant follows a plus sign.
-        words_per_minute: of the voice.
-        text: without digits, which every model writes in its own way.
+        name: name of the file; begins with "long" for a long file.
+        language: Whisper's code of the language.
+        voice: voice of eSpeak NG; a variant follows a plus sign.
+        words_per_minute: speed of the voice.
+        text: text without digits, because models write numbers differently.
     """
 
     name: str
@@ -38,13 +38,13 @@ class Utterance:
 
     @property
     def is_long(self) -> bool:
-        """Whether it has several windows."""
+        """Whether the file has several windows."""
         return self.name.startswith("long")
 
 
 @dataclass(frozen=True)
 class Spoken:
-    """An utterance, its file and how many seconds it lasts."""
+    """An utterance, its file and its duration."""
 
     utterance: Utterance
     path: Path
@@ -58,20 +58,20 @@ def utterances(path: Path = TEXTS) -> list[Utterance]:
 
 
 def spoken(folder: Path, texts: Sequence[Utterance], python: Path) -> list[Spoken]:
-    """Return the files of texts in a folder, 16 kHz mono; those that are missing are made.
+    """Return the files of texts in a folder (16 kHz, mono); missing files are made.
 
-    python: of an environment with ``espeakng-loader``.
+    python: interpreter that has ``espeakng-loader``.
     """
     folder.mkdir(parents=True, exist_ok=True)
     missing = [each for each in texts if not (folder / f"{each.name}.wav").exists()]
     if missing:
         _speak(folder, missing, python)
-    found = []
+    files = []
     for each in texts:
         path = folder / f"{each.name}.wav"
         with wave.open(str(path)) as file:
-            found.append(Spoken(each, path, file.getnframes() / file.getframerate()))
-    return found
+            files.append(Spoken(each, path, file.getnframes() / file.getframerate()))
+    return files
 
 
 def _speak(folder: Path, texts: Sequence[Utterance], python: Path) -> None:
@@ -95,14 +95,14 @@ def _speak(folder: Path, texts: Sequence[Utterance], python: Path) -> None:
             env={**os.environ, "PYTHONPATH": str(ROOT)},
         )
         for each in texts:
-            own_rate = Path(temporary) / f"{each.name}.wav"
-            resampled = own_rate.with_suffix(".16k.wav")
-            write_wav(resampled, read_audio(own_rate))
-            resampled.rename(folder / own_rate.name)
+            original = Path(temporary) / f"{each.name}.wav"
+            resampled = original.with_suffix(".16k.wav")
+            write_wav(resampled, read_audio(original))
+            resampled.rename(folder / original.name)
 
 
 def write_wav(path: Path, samples: Samples) -> None:
-    """Write samples from -1 to 1, (n,) float32 at 16 kHz, as integers of 16 bits."""
+    """Write samples, (n,) float32 from -1 to 1 at 16 kHz, as 16-bit integers."""
     integers = np.clip(np.rint(samples * _LOUDEST), -_LOUDEST, _LOUDEST).astype("<i2")
     with wave.open(str(path), "wb") as file:
         file.setparams((1, 2, SAMPLING_RATE, 0, "NONE", ""))

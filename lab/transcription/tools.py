@@ -1,4 +1,4 @@
-"""The tools that transcribe, each in a process of its own."""
+"""The tools that transcribe, each in a separate process."""
 
 import dataclasses
 import json
@@ -26,9 +26,9 @@ class Tool:
     """A tool in one precision.
 
     Attributes:
-        name, precision: of its row.
-        runner: module below lab.transcription.runners.
-        counterpart: the precision of ours that it is compared with; None for ours.
+        name, precision: name and precision shown in its row.
+        runner: module in lab.transcription.runners.
+        counterpart: our precision to compare with; None for our own tools.
     """
 
     name: str
@@ -38,7 +38,7 @@ class Tool:
 
     @property
     def key(self) -> str:
-        """The name of its row."""
+        """The name of its row: tool and precision."""
         return f"{self.name}, {self.precision}"
 
 
@@ -56,9 +56,9 @@ class Models:
     """One model in the form of every tool.
 
     Attributes:
-        checkpoint: of transformers.
-        ct2: a folder of CTranslate2's form, None where there is none.
-        bundles: of ours, by precision.
+        checkpoint: folder of transformers.
+        ct2: folder in CTranslate2's format, or None.
+        bundles: our bundles by precision.
     """
 
     checkpoint: Path
@@ -66,22 +66,22 @@ class Models:
     bundles: dict[str, Path]
 
     def folder(self, tool: Tool) -> Path | None:
-        """Return what a tool opens, None where there is nothing."""
+        """Return the folder that a tool opens, None if it is not given."""
         if tool.name == OURS:
             return self.bundles[tool.precision]
         return self.ct2 if tool.name == FASTER_WHISPER else self.checkpoint
 
 
 def environment(work: Path) -> Path:
-    """Return the Python that has faster-whisper and eSpeak NG; raises PeerError."""
+    """Return the Python of an environment with faster-whisper and eSpeak NG; raises PeerError."""
     return environment_python(work / "venv", INSTALLS)
 
 
 def ct2_folder(given: Path, checkpoint: Path, work: Path) -> Path:
-    """Return a folder of CTranslate2's form with all that faster-whisper reads.
+    """Return a folder in CTranslate2's format with all files that faster-whisper reads.
 
-    given: with model.bin and config.json of the same weights. The names of tokens are those of the
-        checkpoint's tokenizer.json, where it has none.
+    given: folder with model.bin and config.json of the same weights. If it has no vocabulary.json,
+        the names of tokens come from the checkpoint's tokenizer.json.
     """
 
     def complete(partial: Path) -> None:
@@ -105,7 +105,7 @@ def _names_of_tokens(tokenizer: Path) -> list[str]:
 
 
 class OpenTool:
-    """A tool whose process runs."""
+    """A tool with a running process."""
 
     def __init__(self, tool: Tool, process: RunnerProcess) -> None:
         self.tool = tool
@@ -127,11 +127,12 @@ def open_tools(
     enter: Callable[[RunnerProcess], RunnerProcess],
     report: Callable[[str], None],
 ) -> list[OpenTool]:
-    """Start tools, all that can be; report the others.
+    """Start all tools that can be started; report the others.
 
-    cpu_time: whether times are the processor's. enter: of an ExitStack, which ends the processes.
+    cpu_time: whether to measure CPU time. enter: ``enter_context`` of the ExitStack that ends the
+        processes.
     """
-    found = []
+    opened = []
     for tool in tools:
         folder = models.folder(tool)
         if folder is None:
@@ -153,7 +154,7 @@ def open_tools(
                 package="lab.transcription.runners",
                 import_from=(ROOT,) if tool.name == FASTER_WHISPER else _PATHS,
             )
-            found.append(OpenTool(tool, enter(process)))
+            opened.append(OpenTool(tool, enter(process)))
         except PeerError as error:
             report(f"{tool.key}: {error}")
-    return found
+    return opened

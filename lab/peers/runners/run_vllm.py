@@ -1,4 +1,4 @@
-"""vLLM on the CPU: its beam search, unconstrained: its grammars are of text, not of token ids."""
+"""vLLM on the CPU: unconstrained beam search, because its grammars restrict text, not token ids."""
 
 import os
 import sys
@@ -7,27 +7,27 @@ from importlib import metadata
 from lab.peers.runners.serve import Answered, Asked, Job, Opened, serve, unknown_task
 
 SETTINGS = {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # its memory is that of this process
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # as many threads as OMP_NUM_THREADS says
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # no other processes, so memory is measured completely
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # OMP_NUM_THREADS sets the number of threads
     "VLLM_CPU_KVCACHE_SPACE": "4",  # GiB
     "VLLM_NO_USAGE_STATS": "1",
 }
-# the registry's builds are for torch with CUDA and fail with torch for the CPU; not needed here
+# The registry's builds need torch with CUDA and fail with torch for the CPU; not needed here.
 NOT_IMPORTED = ("torchvision", "torchaudio", "torchcodec")
 LENGTH_LIMIT = 1024
 
 
 def open_job(job: Job) -> Opened:
-    """Load the target; a beam search reads the log-probabilities of 2 W tokens a beam."""
+    """Load the target; a beam search of W beams reads 2 W log-probabilities per beam."""
     if job.precision != "fp32" or job.task != "retrieval":
         raise unknown_task(job)
     os.environ |= SETTINGS
-    sys.modules.update(dict.fromkeys(NOT_IMPORTED))  # type: ignore[arg-type]  # None: is not there
+    sys.modules.update(dict.fromkeys(NOT_IMPORTED))  # type: ignore[arg-type]  # None: import fails
     from vllm import LLM, ModelRegistry  # reads the settings
     from vllm.model_executor.models.llama import LlamaForCausalLM
     from vllm.sampling_params import BeamSearchParams
 
-    # else a process of its own looks at the class, and imports what is not imported here
+    # Without this, vLLM inspects the class in another process, which imports NOT_IMPORTED.
     ModelRegistry.register_model("LlamaForCausalLM", LlamaForCausalLM)
     width = job.options["beam_width"]
     model = LLM(
@@ -42,9 +42,9 @@ def open_job(job: Job) -> Opened:
     def generate(asked: Asked) -> Answered:
         params = BeamSearchParams(max_tokens=asked.max_new_tokens, ignore_eos=True, **job.options)
         (output,) = model.beam_search([{"prompt_token_ids": asked.prompt_ids}], params)
-        start, found = len(asked.prompt_ids), output.sequences
-        sequences = [sequence.tokens[start:] for sequence in found]
-        scores = [sequence.cum_logprob / asked.max_new_tokens for sequence in found]
+        start, beams = len(asked.prompt_ids), output.sequences
+        sequences = [beam.tokens[start:] for beam in beams]
+        scores = [beam.cum_logprob / asked.max_new_tokens for beam in beams]
         return Answered(sequences[0], None, sequences, scores)
 
     cache = f"{SETTINGS['VLLM_CPU_KVCACHE_SPACE']} GiB for keys and values"

@@ -1,6 +1,6 @@
 """Protocol of all runners: requests as JSON lines on stdin, answers as JSON lines on stdout.
 
-Each is run by the Python of another environment, so this file imports the standard library alone.
+Runners use the Python of other environments, so this file only imports the standard library.
 
     {"convert": JOB}  ->  {}
     {"open": JOB}     ->  {"version": "4.8.5", "settings": "beam_size 4, no end token"}
@@ -9,7 +9,7 @@ Each is run by the Python of another environment, so this file imports the stand
                       ->  {"token_ids": [7, 8], "num_iterations": 2, "sequences": null,
                            "scores": null, "seconds": 0.1, "peak_bytes": 300000000}
 
-A request that fails is answered by {"error": "..."}, and the runner ends.
+A failed request is answered by {"error": "..."}, and the runner ends.
 """
 
 import json
@@ -28,15 +28,15 @@ class Job:
     """The models that a runner opens or converts, and the task.
 
     Attributes:
-        target, draft: checkpoints of Hugging Face layout.
-        folder: also read by the tool: its conversion, or our bundle.
+        target, draft: checkpoint folders in Hugging Face layout.
+        folder: folder of the tool's conversion, or our bundle.
         precision: "fp32" or "int8".
-        task: "beam-search", "beam-sampling", "assisted" or "sampling", whose sequences all have
-            the full length; "json-beam-search" or "json-sampling", whose documents end under
-            their schema; or "retrieval", a beam search that returns all beams, restricted to the
-            ids of a file if the tool can do that.
-        options: further options of the task.
-        num_threads: of the tool; the environment variables of OpenMP say the same.
+        task: "beam-search", "beam-sampling", "assisted" or "sampling", with sequences of the full
+            length; "json-beam-search" or "json-sampling", with documents that end as their schema
+            requires; or "retrieval", a beam search that returns all beams, restricted to the ids
+            of a file if the tool can do that.
+        options: further options of the task, in the tool's words.
+        num_threads: threads of the tool; OMP_NUM_THREADS has the same value.
     """
 
     target: str
@@ -53,9 +53,9 @@ class Asked:
     """One request.
 
     Attributes:
-        json_schema: text of the schema that the answer follows; None for free text.
-        ids_file: a .npy array of the ids that exist, a sequence of tokens each; None for no task of
-            ids. It is read once a process, by the first request, which is not counted.
+        json_schema: text of the schema for the answer; None for free text.
+        ids_file: a .npy file of all ids, (num_ids, length) tokens; None except in retrieval. The
+            first request, which is not counted, reads it.
     """
 
     prompt_ids: list[int]
@@ -71,9 +71,9 @@ class Answered:
 
     Attributes:
         token_ids: new tokens of the best sequence.
-        num_iterations: in which the target gave them; None where the tool does not say.
-        sequences: new tokens of every sequence, best first; None but in retrieval.
-        scores: of those sequences, as the tool counts; None where it does not say.
+        num_iterations: iterations of the target; None if the tool does not report them.
+        sequences: new tokens of every sequence, best first; None except in retrieval.
+        scores: the tool's scores of these sequences; None if it does not report them.
     """
 
     token_ids: list[int]
@@ -87,10 +87,10 @@ Generate = Callable[[Asked], Answered]
 
 @dataclass(frozen=True, kw_only=True)
 class Opened:
-    """A tool that is ready.
+    """A tool with loaded models.
 
     Attributes:
-        version: of the tool.
+        version: version of the tool.
         settings: the settings that determine the result, as text.
     """
 
@@ -100,11 +100,11 @@ class Opened:
 
 
 Verb = Callable[[dict[str, Any]], dict[str, Any]]
-"""Answers the arguments of a verb of the protocol."""
+"""Handles a verb of the protocol: takes its arguments, returns the answer."""
 
 
 def serve(open_job: Callable[[Job], Opened], convert: Callable[[Job], None] | None = None) -> None:
-    """Answer the requests on stdin until it ends."""
+    """Answer the requests on stdin until stdin ends."""
     verbs: dict[str, Verb] = {}
 
     def open_tool(arguments: dict[str, Any]) -> dict[str, Any]:
@@ -113,7 +113,7 @@ def serve(open_job: Callable[[Job], Opened], convert: Callable[[Job], None] | No
         return {"version": opened.version, "settings": opened.settings}
 
     def convert_models(arguments: dict[str, Any]) -> dict[str, Any]:
-        assert convert is not None  # else there is no such verb
+        assert convert is not None  # otherwise the verb does not exist
         convert(Job(**arguments))
         return {}
 
@@ -124,9 +124,9 @@ def serve(open_job: Callable[[Job], Opened], convert: Callable[[Job], None] | No
 
 
 def answer_requests(verbs: Mapping[str, Verb]) -> None:
-    """Answer the requests on stdin until it ends, or one fails; a verb may add others."""
+    """Answer the requests on stdin until it ends or a request fails; a verb may add other verbs."""
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # whatever a library prints must not end up between the answers
+    os.dup2(2, 1)  # output of libraries must not mix with the answers
     for line in sys.stdin:
         ((verb, arguments),) = json.loads(line).items()
         try:
@@ -143,12 +143,12 @@ def answer_requests(verbs: Mapping[str, Verb]) -> None:
 
 
 def unknown_task(job: Job) -> ValueError:
-    """Return the error of a task that the tool does not have."""
+    """Return the error for a task that the runner does not support."""
     return ValueError(f"task {job.task!r} in {job.precision} is not among this runner's")
 
 
 def end_token_of(checkpoint: str | Path) -> int:
-    """Return the id of the token that ends a text, by a checkpoint's configuration."""
+    """Return the id of the token that ends a text, from a checkpoint's config.json."""
     config = json.loads((Path(checkpoint) / "config.json").read_text())
     return int(config["eos_token_id"])
 
@@ -168,7 +168,7 @@ def _timed(generate: Generate, asked: Asked) -> dict[str, Any]:
 
 
 def _plain(sequences: list[list[int]] | None) -> list[list[int]] | None:
-    """Return sequences as JSON takes them, whatever the tool's integers are."""
+    """Convert the tool's integers to int, as JSON needs them."""
     return sequences and [[int(token) for token in sequence] for sequence in sequences]
 
 

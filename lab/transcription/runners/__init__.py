@@ -1,1 +1,1 @@
-"""Programs that speak or transcribe, each run by the Python of its tool's environment."""
+"""Programs that speak or transcribe, each run by the Python of the tool's environment."""

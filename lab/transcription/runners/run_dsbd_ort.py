@@ -1,4 +1,4 @@
-"""Our own transcription, of a bundle."""
+"""dsbd-ort: transcription with a bundle."""
 
 from typing import Any
 
@@ -33,14 +33,14 @@ def open_job(job: Job, stopwatch: Stopwatch) -> Opened:
     stopwatch.watch(OrtEncoder, "cross_rows", ENCODER)
 
     def transcribe(samples: Samples, asked: Asked) -> tuple[str, int]:
-        found = pipe.transcribe(
+        transcript = pipe.transcribe(
             samples,
             language=asked.language,
             num_beams=asked.num_beams,
             return_timestamps=asked.timestamps,
             **PLAIN,
         )
-        return found.text, sum(len(segment.token_ids) for segment in found.segments)
+        return transcript.text, sum(len(segment.token_ids) for segment in transcript.segments)
 
     settings = f"quantization {quantize_option(pipe.bundle.manifest.target.quantization)}"
     return Opened(version=dsbd_ort.__version__, settings=settings, transcribe=transcribe)

@@ -1,4 +1,4 @@
-"""eSpeak NG: texts to WAV files, by the library that the package espeakng-loader ships."""
+"""eSpeak NG: texts to WAV files, with the library from the package espeakng-loader."""
 
 import ctypes
 import json
@@ -8,14 +8,14 @@ from typing import Any
 
 import espeakng_loader
 
-_SYNCHRONOUS, _UTF8, _RATE = 2, 1, 1  # of espeak-ng/speak_lib.h
+_SYNCHRONOUS, _UTF8, _RATE = 2, 1, 1  # constants of espeak-ng/speak_lib.h
 _HEARD = ctypes.CFUNCTYPE(
     ctypes.c_int, ctypes.POINTER(ctypes.c_short), ctypes.c_int, ctypes.c_void_p
 )
 
 
 class Speaker:
-    """The library, which is one a process."""
+    """The library; only one instance per process."""
 
     def __init__(self) -> None:
         self._library = ctypes.CDLL(espeakng_loader.get_library_path())
@@ -24,7 +24,7 @@ class Speaker:
         if self._rate <= 0:
             raise OSError(f"eSpeak NG does not start with the data in {folder.decode()}")
         self._samples = bytearray()
-        self._callback = _HEARD(self._hear)  # lives as long as the library may call it
+        self._callback = _HEARD(self._hear)  # kept alive while the library may call it
         self._library.espeak_SetSynthCallback(self._callback)
 
     def _hear(self, samples: Any, number: int, _: int | None) -> int:
@@ -33,7 +33,7 @@ class Speaker:
         return 0
 
     def write(self, text: str, voice: str, words_per_minute: int, path: str) -> None:
-        """Write a text, as a voice reads it, to a WAV file.
+        """Write a text, read by a voice, to a WAV file.
 
         Raises:
             ValueError: the library does not have the voice.
@@ -51,7 +51,7 @@ class Speaker:
 
 
 def main() -> None:
-    """Write what the JSON lines on stdin say: text, voice, words_per_minute, path."""
+    """Write a file for each JSON line on stdin: text, voice, words_per_minute, path."""
     speaker = Speaker()
     for line in sys.stdin:
         speaker.write(**json.loads(line))

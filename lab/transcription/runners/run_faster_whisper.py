@@ -1,4 +1,4 @@
-"""faster-whisper, over CTranslate2."""
+"""faster-whisper, which uses CTranslate2."""
 
 from typing import Any
 
@@ -27,7 +27,7 @@ TYPE_BY_PRECISION = {"fp32": "float32", "int8": "int8"}
 
 
 def open_job(job: Job, stopwatch: Stopwatch) -> Opened:
-    """Open a folder of CTranslate2's form."""
+    """Open a folder in CTranslate2's format."""
     model = faster_whisper.WhisperModel(
         job.folder,
         device="cpu",
@@ -48,8 +48,8 @@ def open_job(job: Job, stopwatch: Stopwatch) -> Opened:
             without_timestamps=not asked.timestamps,
             **PLAIN,
         )
-        found = list(segments)
-        return "".join(each.text for each in found), sum(len(each.tokens) for each in found)
+        parts = list(segments)
+        return "".join(each.text for each in parts), sum(len(each.tokens) for each in parts)
 
     settings = f"compute_type {model.model.compute_type}"
     return Opened(version=faster_whisper.__version__, settings=settings, transcribe=transcribe)

@@ -1,14 +1,14 @@
 """Protocol of the tools that transcribe: JSON lines on stdin, answers as JSON lines on stdout.
 
-Each is run by the Python of another environment, so this file imports the standard library and
-numpy alone.
+Tools use the Python of other environments, so this file only imports the standard library and
+numpy.
 
     {"open": JOB}  ->  {"version": "1.2.1", "settings": "compute_type int8"}
     {"transcribe": {"path": "a.wav", "language": "en", "num_beams": 5, "timestamps": false}}
                    ->  {"text": "...", "num_tokens": 12, "seconds": 0.8,
                         "parts": {"features": 0.01, "encoder": 0.3}, "peak_bytes": 300000000}
 
-A request that fails is answered by {"error": "..."}, and the tool ends.
+A failed request is answered by {"error": "..."}, and the tool ends.
 """
 
 import functools
@@ -24,18 +24,18 @@ from numpy.typing import NDArray
 from lab.peers.runners.serve import Verb, answer_requests, peak_bytes
 
 Samples = NDArray[np.float32]
-FEATURES, ENCODER = "features", "encoder"  # what else a transcription takes is the decoder's
+FEATURES, ENCODER = "features", "encoder"  # all other time counts as the decoder's
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """A model to open, and how.
+    """The model to open and its settings.
 
     Attributes:
-        folder: as the tool reads it: a checkpoint, its conversion, or our bundle.
+        folder: folder that the tool reads: a checkpoint, its conversion, or our bundle.
         precision: "fp32" or "int8".
-        num_threads: of the tool; the environment variables of OpenMP say the same.
-        cpu_time: whether seconds are those of the processor, of all threads, as on a busy machine.
+        num_threads: threads of the tool; OMP_NUM_THREADS has the same value.
+        cpu_time: whether to measure CPU time of all threads, for a busy machine.
     """
 
     folder: str
@@ -49,9 +49,9 @@ class Asked:
     """One request; all tools search at temperature 0, without previous text.
 
     Attributes:
-        path: a WAV file of 16 bits, 16 kHz and one channel, read before the clock starts.
-        language: its code.
-        num_beams: 1 is greedy.
+        path: a WAV file (16 bits, 16 kHz, one channel), read before the measured time.
+        language: language code.
+        num_beams: number of beams; 1: greedy.
         timestamps: whether texts have times.
     """
 
@@ -62,12 +62,12 @@ class Asked:
 
 
 Transcribe = Callable[[Samples, Asked], tuple[str, int]]
-"""Returns the text, and how many tokens it has, times included."""
+"""Returns the text and its number of tokens, including timestamps."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Opened:
-    """A tool that is ready; ``settings`` say what determines the result, as text."""
+    """A tool with a loaded model; ``settings``: the settings that determine the result, as text."""
 
     version: str
     settings: str
@@ -75,21 +75,21 @@ class Opened:
 
 
 class Stopwatch:
-    """Seconds that methods take, by the part of a transcription that they are."""
+    """Seconds spent in methods, by part of the transcription."""
 
     def __init__(self) -> None:
         self.seconds = {FEATURES: 0.0, ENCODER: 0.0}
         self.clock = time.perf_counter
 
     def watch(self, owner: type, name: str, part: str) -> None:
-        """Count what a method of a class takes from now on."""
-        own = getattr(owner, name)
+        """From now on, count the seconds of a method of a class for ``part``."""
+        method = getattr(owner, name)
 
-        @functools.wraps(own)
+        @functools.wraps(method)
         def timed(*arguments: Any, **options: Any) -> Any:
             began = self.clock()
             try:
-                return own(*arguments, **options)
+                return method(*arguments, **options)
             finally:
                 self.seconds[part] += self.clock() - began
 
@@ -97,7 +97,7 @@ class Stopwatch:
 
 
 def serve(open_job: Callable[[Job, Stopwatch], Opened]) -> None:
-    """Answer the requests on stdin until it ends."""
+    """Answer the requests on stdin until stdin ends."""
     stopwatch, verbs = Stopwatch(), dict[str, Verb]()
 
     def open_tool(arguments: dict[str, Any]) -> dict[str, Any]:
@@ -127,7 +127,7 @@ def _timed(transcribe: Transcribe, asked: Asked, stopwatch: Stopwatch) -> dict[s
 
 
 def read_samples(path: str) -> Samples:
-    """Return the samples of a file, (n,) float32 from -1 to 1."""
+    """Return the samples of a WAV file, (n,) float32 from -1 to 1."""
     with wave.open(path) as file:
         if (file.getnchannels(), file.getsampwidth(), file.getframerate()) != (1, 2, 16_000):
             raise ValueError(f"{path} is no WAV file of one channel, 16 bits and 16 kHz")
