@@ -201,12 +201,12 @@ def forest_cases(checkpoint: Checkpoint, num_tokens: int | None = None) -> list[
 
 
 def differences(
-    found: NDArray[np.float32], wanted: NDArray[np.float32] | NDArray[np.float64]
+    values: NDArray[np.float32], expected: NDArray[np.float32] | NDArray[np.float64]
 ) -> NDArray[Any]:
-    """Return |found - wanted|; 0 if both are -inf, as for tokens that a draft does not propose."""
+    """Return |values - expected|; 0 if both are -inf, as for tokens that no draft proposes."""
     with np.errstate(invalid="ignore"):
-        distances: NDArray[Any] = np.abs(found - wanted)
-    distances[(found == -np.inf) & (wanted == -np.inf)] = 0
+        distances: NDArray[Any] = np.abs(values - expected)
+    distances[(values == -np.inf) & (expected == -np.inf)] = 0
     return distances
 
 
