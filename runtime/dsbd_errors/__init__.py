@@ -5,7 +5,7 @@
     ├── dsbd_forward.errors: ModelError
     ├── dsbd_ort.batch.prompt_lines: BatchError
     ├── dsbd_ort.benchmark.bench_run: BenchmarkError
-    ├── dsbd_ort.cluster.errors: ClusterError
+    ├── dsbd_ort.cluster.replica: ClusterError
     ├── dsbd_ort.embedding.calls: BuildError
     ├── dsbd_ort.model_pair: BusyError
     ├── dsbd_ort.engine.errors: QueueFullError, ServiceClosedError, InternalError with
@@ -14,7 +14,7 @@
     ├── dsbd_runtime.errors: BundleError, ProviderError, CapacityError, InputError, EngineError
     └── dsbd_export.errors: ExportError
 
-A package of its own, because the algorithm and the runtime know nothing of each other.
+It is a separate package, because the algorithm and the runtime do not import each other.
 """
 
 
@@ -23,9 +23,10 @@ class DsbdError(Exception):
 
 
 def install_hint(*extras: str) -> str:
-    """Return how to install one of ``extras``: dsbd-ort is on no package index, so from a checkout.
+    """Return the command that installs one of ``extras``, as the end of an error message.
 
-    It ends an error message, as in "...; in a checkout of dsbd-ort run: pip install ...".
+    It needs a checkout, because dsbd-ort is on no package index: "...; in a checkout of dsbd-ort
+    run: pip install ...".
     """
     first, *others = [f"'.[{extra}]'" for extra in extras]
     return " or ".join(

@@ -1,6 +1,6 @@
 """Pointers of git LFS: small text files that a clone without git LFS has in place of large files.
 
-A file of its own, below all packages: whatever reads files of users asks it.
+A separate module below all packages, because all code that reads files of users needs it.
 """
 
 from pathlib import Path
@@ -14,14 +14,14 @@ def is_pointer(head: bytes) -> bool:
 
 
 def pointer_refusal(file: Path) -> str | None:
-    """Return what is wrong with a file that is a pointer, and the fix; None for any other."""
+    """Return the fault and its fix for a file that is a pointer; None for any other file."""
     try:
-        if not file.is_file():  # a pipe has each byte once
+        if not file.is_file():  # a pipe can be read only once
             return None
         with file.open("rb") as opened:
             if not is_pointer(opened.read(len(_HEAD))):
                 return None
-    except (OSError, ValueError):  # reported by whoever reads the file
+    except (OSError, ValueError):  # reported when the file is read
         return None
     folder = file.absolute().parent
     return f"{file} is a pointer of git LFS, not the file itself; run 'git lfs pull' in {folder}"

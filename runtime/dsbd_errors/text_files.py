@@ -1,4 +1,4 @@
-"""Text of files that users give: UTF-8, with or without a byte order mark."""
+"""Text in files of users: UTF-8, with or without a byte order mark."""
 
 import codecs
 import gzip
@@ -14,7 +14,7 @@ _OTHERS = {  # the mark of UTF-32 begins with that of UTF-16
 }
 
 _HALVES = ([True, False] * 2, [False, True] * 2)
-"""Which of the first bytes are 0 in UTF-16 without a mark, if its first characters are Latin."""
+"""Which of the first four bytes are 0 in UTF-16 without a mark, if the text begins in Latin."""
 
 
 def text_of(content: bytes) -> str:
@@ -26,7 +26,7 @@ def text_of(content: bytes) -> str:
 def opened_text(
     file: io.BufferedReader | gzip.GzipFile, newline: str | None = None
 ) -> io.TextIOWrapper:
-    """Return a file that is open for bytes as one of text; see ``text_of``."""
+    """Return a text file for a file that is open for bytes; see ``text_of``."""
     check_utf_8(file.peek(64))
     return io.TextIOWrapper(file, encoding="utf-8-sig", newline=newline)
 

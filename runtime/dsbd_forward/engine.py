@@ -10,7 +10,7 @@ from dsbd_forward.spec import EngineSpec
 
 
 class Engine(Protocol):
-    """A language model with a cache of rows, one for each node that it has computed."""
+    """A language model with a cache, which has one row for each computed node."""
 
     @property
     def spec(self) -> EngineSpec:
@@ -31,7 +31,7 @@ class GrowingEngine(Engine, Protocol):
     """An engine that should be told the expected length, so that its cache is allocated once."""
 
     def expect(self, num_rows: int) -> None:
-        """Make room for so many rows now, if there is memory; more or fewer are valid as well."""
+        """Allocate room for ``num_rows`` rows now, if there is memory; later numbers may differ."""
 
 
 class SteppedEngine(Engine, Protocol):
@@ -46,7 +46,7 @@ class SourceReader(Engine, Protocol):
     """An engine whose forwards may have rows of several sources."""
 
     def read_source(self, source: Source) -> None:
-        """Read a source before a forward has it among others, which its errors would end."""
+        """Read a source before a forward with other sources too, so that its errors end only it."""
 
     def release_source(self, source: Source) -> None:
-        """Free what is kept of a source; a later forward may have it again."""
+        """Free the stored data of a source; a later forward may use the source again."""

@@ -1,4 +1,4 @@
-"""Errors of engines: one that breaks its contract."""
+"""Error of an engine that breaks its contract."""
 
 from dsbd_errors import DsbdError
 

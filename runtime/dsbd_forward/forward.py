@@ -1,7 +1,7 @@
-"""One forward of an engine over nodes of a forest, and its result; of several requests, joined.
+"""One forward of an engine over nodes of a forest, and its result; joining of several forwards.
 
-S: new rows, parents before children; N: rows of the cache, the S new ones included; R: rows whose
-logits are returned; F: rows whose features are.
+S: new rows, parents before children. N: rows of the cache, including the S new rows. R: rows whose
+logits are returned. F: rows whose features are returned.
 """
 
 from __future__ import annotations
@@ -18,21 +18,22 @@ from dsbd_forward.logits import Logits
 from dsbd_forward.rows import NO_INTS, Ints
 
 Source = Hashable | None
-"""Input that a request's rows depend on in addition to tokens, such as an encoder's; None: none.
+"""Input that a request's rows depend on in addition to tokens, such as the input of an encoder.
 
-Rows of equal tokens and other sources share nothing, except before a ``LateSource``."""
+None: no such input. Rows of equal tokens but different sources are never shared, except rows before
+the beginning of a ``LateSource``."""
 
 
 class LateSource(ABC):
-    """A source that the first rows of a path do not depend on, such as sound within a prompt."""
+    """A source, such as sound within a prompt, on which the first rows of a path do not depend."""
 
     @abstractmethod
     def num_alike(self, other: Source) -> int:
-        """Return how many first rows of a path are the same with another source that differs."""
+        """Return how many first rows of a path are the same with a different source ``other``."""
 
 
 def num_alike(source: Source, other: Source) -> int | None:
-    """Return how many first rows of equal tokens are the same with two sources; None: all."""
+    """Return how many first rows of equal tokens two sources share; None: all rows."""
     if source == other:
         return None
     for one, two in ((source, other), (other, source)):
@@ -46,10 +47,10 @@ NO_ROW = -1
 
 @dataclass(frozen=True, slots=True)
 class RowSources:
-    """The sources of rows."""
+    """The sources of S rows."""
 
     distinct: tuple[Source, ...]  # in the order of their first rows
-    index: Ints  # (S,). Which of them each row has
+    index: Ints  # (S,). Index in ``distinct`` of each row's source
 
     @classmethod
     def joined(cls, sources: Sequence[RowSources]) -> RowSources:
@@ -74,7 +75,7 @@ class RowSources:
 
 @dataclass(slots=True)
 class Forward:
-    """The rows that a forward appends to an engine's cache, and what it returns of them.
+    """The rows that a forward appends to an engine's cache, and the results that it returns.
 
     Treat as immutable. Not frozen: constructing a frozen dataclass takes four times as long.
 
@@ -83,15 +84,17 @@ class Forward:
         positions: (S,) int64. Siblings share a position.
         mask: (S, N) bool. Row s sees cache row c; the last S columns are the new rows, each of
             which sees itself.
-        logit_rows: (R,) int64. Which of the S rows need logits, in any order; may be empty.
-        feature_rows: (F,) int64 increasing. Which of the S rows have their features returned, of an
-            engine that returns them; None: none.
-        parent_features: where the feature of each row's parent lies, of a feature draft, which
-            returns its own of all rows.
-        source: of all rows; None also if they have several.
-        sources: of the rows if they have several, of an engine that joins sources; None: one.
-        is_ordered: whether the mask is known to let no row see a later one, so that an engine does
-            not look at it again.
+        logit_rows: (R,) int64. The rows among the S new ones whose logits are needed, in any order;
+            may be empty.
+        feature_rows: (F,) int64 increasing. The rows among the S new ones whose features are
+            returned, for an engine that returns features; None: no rows.
+        parent_features: for a feature draft, the place of the feature of each row's parent. It
+            returns its own features of all rows.
+        source: the source of all rows; None also if the rows have several sources.
+        sources: the sources of the rows if they have several (engine with ``joins_sources``); None:
+            all rows have ``source``.
+        is_ordered: whether the caller guarantees that no row sees a later row, so that the engine
+            need not check the mask.
     """
 
     token_ids: Ints
@@ -122,14 +125,14 @@ class Forward:
 
     @property
     def parents(self) -> Ints:
-        """The cache row of each new node's parent, (S,) int64; ``NO_ROW`` if it sees none."""
+        """The cache row of each new node's parent, (S,) int64; ``NO_ROW`` without a parent."""
         return self.ancestors(1)[:, 0]
 
     def ancestors(self, number: int) -> Ints:
-        """Return the cache rows of the last nodes above each new one, (S, number) int64.
+        """Return the cache rows of each new node's last ``number`` ancestors, (S, number) int64.
 
-        The oldest first, the parent last; ``NO_ROW`` before the path begins. The rows of a path are
-        in the cache in the order of the path. With two rows in the cache and number 2, the mask
+        The oldest is first, the parent last; ``NO_ROW`` before the path begins. The rows of a path
+        are in the cache in the order of the path. With two rows in the cache and number 2, the mask
 
             [[1, 1, 1, 0],
              [1, 0, 0, 1]]
@@ -149,7 +152,7 @@ class Forward:
         return rows
 
     def part(self, start: int, stop: int) -> Forward:
-        """Return the rows ``start`` to ``stop - 1`` as a forward of their own."""
+        """Return the rows ``start`` to ``stop - 1`` as a separate forward."""
         num_before = self.mask.shape[1] - self.num_new
         is_in_part = self.logit_rows_in(start, stop)
         feature_rows = self.feature_rows
@@ -177,10 +180,10 @@ class Forward:
 class SourceReading:
     """The reading of a source for a forward, before its rows were computed.
 
-    num_tokens: of the source.
-    seconds: that it took, of those of the call.
-    own_seconds: of these the engine's own: a draft that shares the target's encoder may be the
-        first to need the source, and have the target read it.
+    num_tokens: tokens of the source.
+    seconds: time of the reading, which is part of the time of the call.
+    own_seconds: part of ``seconds`` in this engine. It is less if a draft that shares the target's
+        encoder needs the source first, and makes the target read it.
     """
 
     num_tokens: int
@@ -193,14 +196,15 @@ class ForwardResult:
     """The result of a forward.
 
     Attributes:
-        logits: of the R rows.
-        features: of the F rows, or of the forward that they were computed in; None without.
-        first_feature: the first of the F rows in ``features``.
-        reading: of its source, None if that was read before or there is none.
-        run_s: seconds in the engine's runtime, without those of the host before and after; None if
-            nobody has measured them.
-        failed: errors by source, of a forward of several: the results of these rows mean nothing.
-            None: all were read.
+        logits: logits of the R rows.
+        features: features of the F rows, or of the joined forward that computed them; None if the
+            engine returns no features.
+        first_feature: index in ``features`` of the first of the F rows.
+        reading: reading of the source; None if it was read before, or there is no source.
+        run_s: seconds in the engine's runtime, without the host's work before and after; None if
+            not measured.
+        failed: for a forward with several sources, errors by source; the results of these sources'
+            rows are invalid. None: all sources were read.
     """
 
     logits: Logits
@@ -211,13 +215,13 @@ class ForwardResult:
     failed: Mapping[Source, Exception] | None = None
 
     def engine_s(self, call_s: float) -> float:
-        """Return the seconds of a call of ``call_s`` that its engine took, encoders included."""
+        """Return the seconds in the engine, including encoders, of a call that took ``call_s``."""
         if self.run_s is None:
             return call_s
         return self.run_s + (self.reading.seconds if self.reading else 0.0)
 
     def parts(self, forwards: Sequence[Forward]) -> list[ForwardResult]:
-        """Return the result of each of the forwards that were joined."""
+        """Return the result of each forward that was joined into this one."""
         if len(forwards) == 1:
             return [self]
         parts: list[ForwardResult] = []
@@ -232,10 +236,10 @@ class ForwardResult:
 
 
 def joined_forward(forwards: Sequence[Forward]) -> Forward:
-    """Return one forward that appends the rows of several, one after the other.
+    """Return one forward that appends the rows of several forwards, one after the other.
 
-    The mask of each was made for its place. Two requests with the rows [0, 1] and [2] that add two
-    rows and one see, of the six,
+    The mask of each forward was made for its place among them. Example: two requests with the cache
+    rows [0, 1] and [2] append two rows and one row. The mask over the six rows is then
 
         [[1, 1, 0, 1, 0, 0],
          [1, 1, 0, 1, 1, 0],
@@ -245,7 +249,7 @@ def joined_forward(forwards: Sequence[Forward]) -> Forward:
         return forwards[0]
     sizes = np.array([forward.num_new for forward in forwards])
     ends = sizes.cumsum()
-    num_rows = max(forward.mask.shape[1] for forward in forwards)  # those of the last
+    num_rows = max(forward.mask.shape[1] for forward in forwards)  # the last forward's
     mask = np.zeros((int(ends[-1]), num_rows), dtype=np.bool_)
     for forward, end, size in zip(forwards, ends.tolist(), sizes.tolist(), strict=True):
         mask[end - size : end, : forward.mask.shape[1]] = forward.mask

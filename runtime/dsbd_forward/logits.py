@@ -1,4 +1,4 @@
-"""Logits that a forward returns of R rows: all of each, or the largest of each."""
+"""Logits of the R rows of a forward: all logits of each row, or the largest."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ Float32s = NDArray[np.float32]
 
 
 class FullLogits(Protocol):
-    """All logits of the R rows of a forward; reading them after the engine's next one raises."""
+    """All logits of the R rows of a forward; reading them after the next forward is an error."""
 
     def read(self, rows: Ints) -> Float32s:
-        """Return a copy of some rows' logits, (n, vocab_size); rows: (n,) int64, also repeated."""
+        """Return a copy of some rows' logits, (n, vocab_size); rows: (n,) int64, may repeat."""
 
     def read_tokens(self, rows: Ints, token_ids: Ints) -> Float32s:
         """Return the logit of a token in each of some rows; all arrays are (n,)."""
 
 
 class Logits(ABC):
-    """The logits of the R rows of a forward, by what the engine's head returns.
+    """The logits of the R rows of a forward; a subclass for each kind of head.
 
     The raw log-probability of a token is its logit minus the row's log-normalizer, in float64. A
     top-k head returns the normalizer with the row; otherwise it is computed here. So a
-    log-probability is a function of the engine and the path, never of the call.
+    log-probability depends only on the engine and the path, never on the call.
     """
 
     __slots__ = ()
@@ -42,11 +42,11 @@ class Logits(ABC):
 
     @abstractmethod
     def part(self, rows: slice) -> Logits:
-        """Return those of some neighbouring rows."""
+        """Return the logits of some neighbouring rows."""
 
     @abstractmethod
     def check(self, spec: EngineSpec, num_rows: int) -> None:
-        """Raise ModelError unless these are logits of so many rows of an engine."""
+        """Raise ModelError unless these can be logits of ``num_rows`` rows of an engine."""
 
     @property
     def whole(self) -> Float32s | None:
@@ -61,19 +61,19 @@ class Logits(ABC):
     @property
     @abstractmethod
     def log_normalizers(self) -> Floats:
-        """Log of each row's sum of exp(logit), (R, 1) float64; ModelError: one is not finite."""
+        """Log of each row's sum of exp(logit), (R, 1) float64; ModelError: not finite."""
 
     @abstractmethod
     def most_probable(self, number: int) -> tuple[Ints, Floats]:
-        """Return the most probable tokens of every row, at most ``number``; 0: all that are known.
+        """Return the most probable tokens of every row, at most ``number``; 0: all available.
 
         Tokens (R, n) int64 by decreasing logit, ties by increasing id, and their logits, (R, n)
-        float64. ModelError: NaN, an infinite first logit, or a larger one after the first.
+        float64. ModelError: a row has NaN, an infinite first logit, or a larger logit after it.
         """
 
     def read(self, rows: Ints) -> tuple[Float32s, Floats]:
         """Return all logits of some rows, (n, vocab_size), and log-normalizers, (n, 1)."""
-        assert self.full is not None  # the caller has asked
+        assert self.full is not None  # the caller has checked it
         return self.full.read(rows), self.log_normalizers[rows]
 
 
@@ -109,8 +109,8 @@ class DenseLogits(Logits):
         return largest_logits(self.values, number or self.values.shape[1])
 
     def read(self, rows: Ints) -> tuple[Float32s, Floats]:
-        found = self.values[rows]
-        return found, added_up(found)
+        logits = self.values[rows]
+        return logits, added_up(logits)
 
 
 @dataclass(eq=False, slots=True)
@@ -153,10 +153,10 @@ class TopLogits(Logits):
         return column
 
     def most_probable(self, number: int) -> tuple[Ints, Floats]:
-        """See Logits; no more than K are known."""
+        """See Logits; at most K tokens are available."""
         logits = self.top_logits
         finite(logits[:, 0])
-        if len(logits.argmax(axis=1).nonzero()[0]):  # that of a row with NaN is there
+        if len(logits.argmax(axis=1).nonzero()[0]):  # argmax returns the place of a NaN
             raise ModelError(
                 "the model returned top_logits with NaN or a larger one after the first; check "
                 "the engine's precision and the export's parity report"
@@ -165,7 +165,7 @@ class TopLogits(Logits):
 
 
 class AllLogits:
-    """The ``FullLogits`` of rows that were returned whole."""
+    """``FullLogits`` of rows whose logits were all returned."""
 
     def __init__(self, values: Float32s) -> None:
         self._values = values
@@ -178,10 +178,10 @@ class AllLogits:
 
 
 class FullLogitsPart:
-    """The ``FullLogits`` of one request's rows of a shared forward."""
+    """``FullLogits`` of one request's rows in a shared forward."""
 
     def __init__(self, full: FullLogits, begin: int, end: int) -> None:
-        """Take rows ``begin`` to ``end - 1`` of a forward, which become 0, 1, ..."""
+        """Take rows ``begin`` to ``end - 1`` of a forward; here they are rows 0, 1, ..."""
         self._full = full
         self._begin = begin
         self._num_rows = end - begin
@@ -202,9 +202,9 @@ class FullLogitsPart:
         return rows + self._begin
 
 
-def _check_shape(name: str, found: NDArray[Any], expected: tuple[int, ...]) -> None:
-    if found.shape != expected:
+def _check_shape(name: str, array: NDArray[Any], expected: tuple[int, ...]) -> None:
+    if array.shape != expected:
         raise ModelError(
-            f"the model returned {name} of shape {found.shape}, expected {expected}: one row per "
+            f"the model returned {name} of shape {array.shape}, expected {expected}: one row per "
             "entry of logit_rows"
         )

@@ -11,15 +11,15 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 NO_INTS: Ints = np.arange(0)
-"""No rows, no tokens: one array for all uses."""
+"""An empty array, shared by all uses."""
 
-_BLOCK = 1 << 16  # logits looked at together: they and a copy fit the processor's cache
+_BLOCK = 1 << 16  # logits processed together: they and a copy fit the processor's cache
 _SUMMED_TOGETHER = 128  # columns
-_NUM_PARTS = 512  # of a row: a multiple of what one instruction compares
+_NUM_PARTS = 512  # parts of a row; a multiple of the elements that one instruction compares
 
 
 def added_up(logits: NDArray[np.float32]) -> Floats:
-    """Return the log-normalizers of whole rows, (R, vocab); each depends on its row alone."""
+    """Return the log-normalizers, (R, 1), of rows (R, vocab); each depends only on its row."""
     normalizers = np.empty((len(logits), 1))
     size = max(1, _BLOCK // logits.shape[1])
     for first in range(0, len(logits), size):
@@ -50,7 +50,9 @@ def largest_logits(logits: NDArray[np.float32], number: int) -> tuple[Ints, Floa
 
 
 def largest_columns(scores: NDArray[np.floating], number: int) -> Ints:
-    """Return the columns of the largest entries of each row, increasing; ties by first.
+    """Return the columns of the ``number`` largest entries of each row, increasing.
+
+    Of equal entries the first are chosen.
 
     scores: (num_rows, n > number). Returns (num_rows, number) int64.
     """
@@ -58,7 +60,7 @@ def largest_columns(scores: NDArray[np.floating], number: int) -> Ints:
     threshold = _least_of_largest(scores, number)
     is_chosen = scores >= threshold
     chosen = is_chosen.ravel().nonzero()[0]
-    if len(chosen) > number * num_rows:  # some tie with the last
+    if len(chosen) > number * num_rows:  # some entries equal the threshold
         is_above = scores > threshold
         ties = is_chosen & ~is_above
         num_free = number - is_above.sum(axis=1, keepdims=True)
@@ -72,9 +74,9 @@ def largest_columns(scores: NDArray[np.floating], number: int) -> Ints:
 def _least_of_largest(scores: NDArray[np.floating], number: int) -> NDArray[np.floating]:
     """Return the ``number``-th largest entry of each row, (num_rows, 1).
 
-    Of wide rows it is sought among the entries that are not below the ``number``-th of the maxima
-    of interleaved parts. To partition a whole row takes several times as long, and most if many
-    entries are equal, as those of forbidden tokens.
+    In wide rows only entries that are not below the ``number``-th maximum of interleaved parts are
+    searched. Partitioning a whole row takes several times as long, most of all if many entries are
+    equal, such as those of forbidden tokens.
     """
     num_columns = scores.shape[1]
     if number > _NUM_PARTS // 2 or num_columns < 4 * _NUM_PARTS:
@@ -85,22 +87,22 @@ def _least_of_largest(scores: NDArray[np.floating], number: int) -> NDArray[np.f
     maxima = np.maximum.reduce(parts, axis=1)
     maxima.partition(_NUM_PARTS - number, axis=1)
     bounds = maxima[:, _NUM_PARTS - number]
-    found = np.empty((len(scores), 1), scores.dtype)
+    entries = np.empty((len(scores), 1), scores.dtype)
     for index, (row, bound) in enumerate(zip(scores, bounds, strict=True)):
         kept = row[row > bound] if bound == -np.inf else row[row >= bound]
         if (last := len(kept) - number) >= 0:
             kept.partition(last)
-            found[index] = kept[last]
-        elif bound == -np.inf:  # fewer entries are above it than wanted
-            found[index] = bound
-        else:  # NaN, which nothing is above
-            found[index] = np.partition(row, num_columns - number)[num_columns - number]
-    return found
+            entries[index] = kept[last]
+        elif bound == -np.inf:  # fewer than ``number`` entries are above it
+            entries[index] = bound
+        else:  # the bound is NaN, and no entry compares as above it
+            entries[index] = np.partition(row, num_columns - number)[num_columns - number]
+    return entries
 
 
 def finite(largest: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return the largest logits if they are finite."""
-    if not math.isfinite(sum(largest.ravel().tolist())):  # no sum of them overflows a float64
+    """Return the largest logits; raise ModelError unless they are finite."""
+    if not math.isfinite(sum(largest.ravel().tolist())):  # sums of float32 fit a float64
         raise ModelError(
             "the model returned logits without a finite largest value (NaN or infinite); "
             "check the engine's precision and the export's parity report"
@@ -111,8 +113,8 @@ def finite(largest: NDArray[np.float32]) -> NDArray[np.float32]:
 def log_normalised(scores: Floats) -> Floats:
     """Return ``scores`` (num_rows, n) as log-probabilities by row.
 
-    The largest of a row is 0, or the log of what was the largest probability: no exp can overflow,
-    nor all of a row underflow.
+    The largest score of a row must be 0, or the log of the row's former largest probability. Then
+    no exp overflows, and not all exps of a row underflow.
     """
     num_rows, num_columns = scores.shape
     terms = np.zeros((num_rows, -(-num_columns // _SUMMED_TOGETHER) * _SUMMED_TOGETHER))
@@ -124,9 +126,9 @@ def log_normalised(scores: Floats) -> Floats:
 def row_sums(terms: Floats) -> Floats:
     """Return the sum of every row, (num_rows, n), as (num_rows, 1).
 
-    Zeros after the terms of a row change no bit of its sum: a table is as wide as the longest of
-    the rows that a call happens to have. So blocks of columns are added one after the other, the
-    last one filled up.
+    Zeros after the terms of a row must not change any bit of its sum, because a table is as wide as
+    the longest row of the call. So columns are summed in blocks, one after the other; the last
+    block is filled up with zeros.
     """
     num_rows, num_columns = terms.shape
     blocks = np.zeros((num_rows, -(-num_columns // _SUMMED_TOGETHER) * _SUMMED_TOGETHER))
@@ -135,7 +137,7 @@ def row_sums(terms: Floats) -> Floats:
 
 
 def _block_sums(terms: Floats) -> Floats:
-    """Return the sum of every row of whole blocks, (num_rows, 1): see ``row_sums``."""
+    """Return the sums of rows that consist of whole blocks, (num_rows, 1); see ``row_sums``."""
     num_rows, num_columns = terms.shape
     if num_columns <= _SUMMED_TOGETHER:  # usually
         sums: Floats = np.add.reduce(terms, axis=1, keepdims=True)

@@ -15,8 +15,8 @@ class HeadSpec:
 class MemorySpec:
     """State that an engine keeps from one forward to the next.
 
-    kept: of rows: "attention rows", "convolution rows", "recurrent rows". The latter two only of
-        recent ones; a path can nevertheless go on from any of its rows.
+    kept: kinds of state of rows: "attention rows", "convolution rows", "recurrent rows". The last
+        two are kept only for recent rows; a path can nevertheless continue from any of its rows.
     grows_at_a_cost: see ``GrowingEngine``.
     grows_in_steps: see ``SteppedEngine``.
     """
@@ -27,7 +27,10 @@ class MemorySpec:
 
     @property
     def folds_rows(self) -> bool:
-        """Whether rows that all paths share become a state, sooner without unused rows between."""
+        """Whether rows that all paths share are folded into a state.
+
+        They are folded sooner if no unused rows are between them.
+        """
         return bool(self.kept & {"convolution rows", "recurrent rows"})
 
 
@@ -36,11 +39,12 @@ class EngineSpec:
     """An engine: its inputs, its outputs and its state.
 
     Attributes:
-        context_length: positions that the engine has, None: no limit.
-        returns_features: whether it is a target that returns features of the rows asked for.
+        context_length: number of positions of the engine; None: no limit.
+        returns_features: whether it is a target that returns the features of requested rows.
         reads_features: whether it is a feature draft: each of its rows needs its parent's feature.
-        reads_source: whether every forward needs a source, which its rows depend on.
-        joins_sources: whether the rows of a forward may have several; see ``SourceReader``.
+        reads_source: whether every forward needs a source, on which its rows depend.
+        joins_sources: whether the rows of a forward may have different sources; see
+            ``SourceReader``.
     """
 
     vocab_size: int

@@ -43,8 +43,8 @@ def load_causal_lm(
     Args:
         bundle: from ``open_bundle``.
         role: "target" or "draft".
-        provider: where it runs, a name in the table of ``providers``; "cuda:1" is the second GPU.
-        settings: how it runs; settings of another provider are refused.
+        provider: name in the table of ``providers``; "cuda:1" is the second GPU.
+        settings: settings of the engine; settings that the provider does not have are refused.
 
     Raises:
         BundleError: the engine is damaged or contradicts the manifest.
@@ -67,9 +67,9 @@ def load_pair(
 ) -> tuple[CausalLM, CausalLM]:
     """Open target and draft so that their threads do not compete for cores.
 
-    A small draft, whose calls are over before a second thread has begun, gets one thread and no
-    pool. Idle threads of either model sleep soon (``EngineSettings.spin_us``): they use cores that
-    the other model needs. Each setting applies to the engines whose provider has it. Raises the
+    A small draft gets one thread and no pool, because its calls end before a second thread has
+    begun. Idle threads of either model sleep soon (``EngineSettings.spin_us``), because the other
+    model needs their cores. Each setting applies to the engines whose provider has it. Raises the
     errors of ``load_causal_lm``, and InputError for a bundle without a draft.
     """
     bundle.entry("draft")  # refuse a bundle without one before anything is opened
@@ -106,7 +106,7 @@ def load_pair(
 
 
 def open_causal_lm(request: EngineOptions) -> CausalLM:
-    """Open one engine; see ``load_causal_lm``, which checks the settings, for the errors."""
+    """Open one engine; see ``load_causal_lm``, which also checks the settings."""
     return language_model(_open_session(request), request.bundle.entry(request.role))
 
 
@@ -123,7 +123,7 @@ def _open_session(request: EngineOptions) -> Session:
 
 
 def check_available(placement: Placement) -> None:
-    """Raise ProviderError naming the first missing package or device and how to install it."""
+    """Raise ProviderError if a package or device is missing; the message says how to install it."""
     provider = placement.provider
     check_tried(provider)
     if provider.ort_name is not None:

@@ -1,7 +1,8 @@
-"""Log lines of long phases, such as opening an engine, for whoever shows them.
+"""Log lines of long phases, such as opening an engine.
 
-A line at the beginning, and one at the end whose record has the attribute ``seconds``. The commands
-print them if the phase takes long (``dsbd_ort.commands.progress.slow_phases``).
+A phase logs one line at its beginning, and one at its end, whose record has the attribute
+``seconds``. The commands print them if the phase takes long
+(``dsbd_ort.commands.progress.slow_phases``).
 """
 
 import contextlib
@@ -23,6 +24,6 @@ def phase(line: str) -> Iterator[None]:
 
 
 def shown_bytes(num_bytes: int) -> str:
-    """Return a size for people: 1.8 GB, 12 MB."""
+    """Return a size as text for people, such as 1.8 GB or 12 MB."""
     tenths, millions = num_bytes // 10**8, num_bytes // 10**6  # exact for numbers of any size
     return f"{tenths // 10}.{tenths % 10} GB" if num_bytes >= 10**9 else f"{millions} MB"

@@ -14,11 +14,11 @@ from dsbd_runtime.errors import BundleError
 Entry = TypeVar("Entry")
 _MOST_BYTES = 64 * 2**20
 _LARGEST = 2**31 - 1
-_MOST_NAMES = 4  # of entries, in a message
+_MOST_NAMES = 4  # names of entries in a message
 
 
 class UnknownEntryError(BundleError):
-    """A file of a bundle has an entry that this version does not know: a later one made it."""
+    """A file of a bundle has an entry that is unknown here: a later version made the bundle."""
 
     def __init__(self, name: str, value: object, where: str, made_by: str = "it") -> None:
         self.entry = name, value, where
@@ -39,9 +39,9 @@ def json_from_file(file: Path) -> Any:
 
 
 def json_object_in(file: Path) -> dict[str, Any]:
-    """Return the object in a JSON file, empty if the file is absent or holds something else."""
-    found = json_from_file(file) if file.exists() else {}
-    return found if isinstance(found, dict) else {}
+    """Return the object in a JSON file; {} if the file is absent or has another JSON value."""
+    content = json_from_file(file) if file.exists() else {}
+    return content if isinstance(content, dict) else {}
 
 
 def json_from_text(text: str) -> Any:
@@ -62,24 +62,24 @@ def _finite(digits: str) -> float:
 def typed(kind: type[Entry], value: Any, where: str) -> Entry:
     """Return parsed JSON as the dataclass ``kind``; raise BundleError at the first mismatch.
 
-    Fields are str, int, bool, float, None, lists and dicts of them, dataclasses, and unions. Those
-    without a default must be there. An unknown field is ignored if it is null, else it raises
-    UnknownEntryError. Of a dataclass with subclasses the field ``kind`` tells which one it is.
-    ``where`` names the whole in messages.
+    Fields are str, int, bool, float, None, lists and dicts of them, dataclasses, and unions. Fields
+    without a default must be present. An unknown field is ignored if it is null, else it raises
+    UnknownEntryError. If a dataclass has subclasses, the field ``kind`` selects the subclass.
+    ``where`` names the value in messages.
     """
     entry: Entry = _parsed(kind, value, where)
     return entry
 
 
 def mismatch(expected: str, value: object, where: str) -> BundleError:
-    """Return the error for an unexpected value at a place."""
+    """Return the BundleError for an unexpected value at a place."""
     return BundleError(
         f"{where} is {in_short(value)}, expected {expected}; export the bundle again"
     )
 
 
 def check_counts(counts: dict[str, int], where: str, most: int = _LARGEST) -> None:
-    """Raise BundleError for a number below 1 or above ``most``; by their names in the file."""
+    """Raise BundleError for a number below 1 or above ``most``; ``counts``: by name in the file."""
     for name, count in counts.items():
         if count < 1:
             raise mismatch("a number above 0", count, f"{where}: {name}")
@@ -91,7 +91,7 @@ def in_short(value: object) -> str:
     """Return at most 100 characters, in one line, that show a value."""
     try:
         text = repr(value)
-    except (RecursionError, ValueError):  # nested too deep, a number of too many digits
+    except (RecursionError, ValueError):  # nested too deep, or a number with too many digits
         return f"a {type(value).__name__} too large to show"
     if not text.isprintable():  # an array of several lines
         text = text.encode("unicode_escape").decode("ascii")
@@ -99,7 +99,7 @@ def in_short(value: object) -> str:
 
 
 def name_in_short(name: str) -> str:
-    """Return a name from a file as it is, or as ``in_short`` where it is long or not printable."""
+    """Return a name from a file unchanged, or by ``in_short`` if it is long or not printable."""
     return name if len(name) <= 100 and name.isprintable() else in_short(name)
 
 
@@ -127,7 +127,7 @@ def _parsed(kind: Any, value: Any, where: str) -> Any:
 
 
 def _in_words(kind: Any) -> str:
-    """Return the expected type in words: a dataclass is an object with its entries."""
+    """Return the expected type in words; a dataclass is called an object with its entries."""
     if not dataclasses.is_dataclass(kind):
         return getattr(kind, "__name__", str(kind))
     names = [field.name for field in dataclasses.fields(kind)]

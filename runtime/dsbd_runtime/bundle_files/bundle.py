@@ -1,11 +1,11 @@
 """Bundle on disk: its files, opening and checking it, writing its manifest.
 
-A bundle may come from anywhere. Only the files named below are read, and the external data of an
-ONNX file. ONNX Runtime (from 1.31 on, which is required) refuses external data outside of the ONNX
-file's own folder, links followed, and operators that it does not have itself; no custom library is
-ever registered. Here every link that leaves the bundle is refused, and every file named below that
-the manifest does not list. External data under other names is confined to the bundle, but its size
-and hash are not checked. ``staging`` writes a bundle's folder.
+A bundle may come from an untrusted source. Only the files named below are read, and the external
+data of an ONNX file. ONNX Runtime (1.31 or later is required) refuses external data outside of the
+ONNX file's folder, also through links, and operators that it does not have itself; no custom
+library is ever registered. This module refuses every link that leaves the bundle, and every file
+named below that the manifest does not list. External data under other names must be in the bundle,
+but its size and hash are not checked. ``staging`` writes a bundle's folder.
 """
 
 import contextlib
@@ -52,9 +52,9 @@ TOKENIZER_FILE = "tokenizer.json"
 SOURCE_TOKENIZER_FILE = "source_tokenizer.json"  # if sources are tokenized unlike targets
 TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
 CHAT_TEMPLATE_FILE = "chat_template.jinja"
-ADDITIONAL_TEMPLATES_FOLDER = "additional_chat_templates"  # of named ones: NAME.jinja
+ADDITIONAL_TEMPLATES_FOLDER = "additional_chat_templates"  # named templates: NAME.jinja
 GENERATION_CONFIG_FILE = "generation_config.json"
-TEXT_CHECKS_FILE = "text_checks.json"  # read by the native library alone
+TEXT_CHECKS_FILE = "text_checks.json"  # read only by the native library
 _ONLY_WHERE_NEEDED = (WEIGHTS_FILE, FOLD_FILE, ENCODER_WEIGHTS_FILE)
 _MOST_ENTRIES = 10_000
 
@@ -79,8 +79,9 @@ class Bundle:
     def context_length(self) -> int:
         """Most tokens of a prompt and its answer together: the context of the target.
 
-        With a draft that reads features, a source, sound or pictures it is the shorter context of
-        both, as such a draft reads the whole path. Other drafts read its end (``DraftContext``).
+        If the draft reads features, a source, sound or pictures, it is the shorter context of both,
+        because such a draft reads the whole path. Other drafts read only the end of the path
+        (``DraftContext``).
         """
         target, draft = self.manifest.target, self.manifest.draft
         if draft is None or not (draft.reads_whole_path or target.given is not None):
@@ -145,9 +146,9 @@ def _existing_folder(path: object) -> Path:
 def open_bundle(path: str | os.PathLike[str], *, verify: bool = False) -> Bundle:
     """Read and check the bundle at ``path``; a BundleError names the problem and its fix.
 
-    Checks the schema version, that every file is there with its size (with ``verify`` also its
-    hash), that no other file would be read, and that draft and target agree on vocabulary and
-    special tokens.
+    Checks the schema version, that every listed file is present with its size (with ``verify`` also
+    its hash), that no unlisted file would be read, and that draft and target have the same
+    vocabulary and special tokens.
     """
     folder = _existing_folder(path)
     file = folder / MANIFEST_NAME
@@ -231,9 +232,9 @@ def _check_file(folder: Path, name: str, entry: FileEntry, verify: bool) -> None
             f"{shown} has {size} bytes, the manifest says {in_short(entry.size)}; copy it or "
             "export again"
         )
-    if verify and (found := sha256_of(file)) != entry.sha256:
+    if verify and (sha256 := sha256_of(file)) != entry.sha256:
         raise BundleError(
-            f"{shown} has sha256 {found}, the manifest says {name_in_short(entry.sha256)}; copy "
+            f"{shown} has sha256 {sha256}, the manifest says {name_in_short(entry.sha256)}; copy "
             "it or export again"
         )
 

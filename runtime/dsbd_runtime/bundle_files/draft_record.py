@@ -1,7 +1,7 @@
-"""Measurements of a draft: its record, by its training, and its agreement, by its export.
+"""Measurements of a draft: a record made by its training, and an agreement made by its export.
 
-dsbd-distill writes the record to the folder of the draft, the export copies it next to the draft's
-engine, where the manifest lists it as it lists every file. It is shown to people only.
+dsbd-distill writes the record to the folder of the draft. The export copies it next to the draft's
+engine; the manifest lists it like every file. The record is only shown to people.
 """
 
 import dataclasses
@@ -16,10 +16,11 @@ RECORD_FILE = "dsbd_distill.json"
 
 @dataclass(frozen=True, kw_only=True)
 class DraftAgreement:
-    """How well a draft predicts the greedy answers of its target: means over ``num_tokens``.
+    """How well a draft predicts the greedy answers of its target; means over ``num_tokens``.
 
-    best: how often its most probable token is the target's. overlap: the sum of min(p, q) over the
-    tokens, at temperature 1. best_four: how often the target's token is among its four best.
+    best: share of places where the draft's most probable token is the target's.
+    overlap: sum of min(p, q) over the vocabulary, at temperature 1.
+    best_four: share of places where the target's token is among the draft's four best.
     """
 
     num_tokens: int
@@ -38,9 +39,9 @@ class DraftAgreement:
 class CurvePoint:
     """One measurement during the training.
 
-    step, seconds: training so far.
-    loss: mean of the steps since the previous point, None before the first step.
-    acceptance: on a part of the held-out prompts.
+    step, seconds: training steps and time so far.
+    loss: mean loss of the steps since the previous point; None before the first step.
+    acceptance: acceptance on a part of the held-out prompts.
     """
 
     step: int
@@ -54,9 +55,9 @@ class ExpectedSpeed:
     """Expected speedup by the draft at one width, from the costs of the exported engines' calls.
 
     num_beams: 1: ``speculative`` against ``sample``; else ``dsbd`` against ``beam-sample``.
-    is_greedy: without sampling: ``speculative`` and ``speculative-beam-search``.
-    tokens_per_iteration: committed layers, mean over the held-out prompts.
-    speedup: per token, without prompt and host time.
+    is_greedy: True: without sampling, ``speculative-beam-search``.
+    tokens_per_iteration: committed layers per iteration, mean over the held-out prompts.
+    speedup: speedup per token, without prompt and host time.
     """
 
     num_beams: int
@@ -70,24 +71,24 @@ class DraftRecord:
     """Training and measurements of a draft.
 
     Attributes:
-        acceptance: sum of min(p, q) over the tokens, mean over positions of the target's own
-            samples after held-out prompts: the probability that a drafted token is accepted
-            (Leviathan et al. 2023, 3.2), at ``temperature`` with ``top_k`` and ``top_p`` on both
-            models.
-        acceptance_error: its standard error, over prompts.
+        acceptance: probability that a drafted token is accepted (Leviathan et al. 2023, 3.2): the
+            sum of min(p, q) over the vocabulary, averaged over the positions of texts that the
+            target samples after held-out prompts. Both models use ``temperature``, ``top_k`` and
+            ``top_p``.
+        acceptance_error: standard error of ``acceptance``, over prompts.
         acceptance_by_depth: for a feature draft, which computes the features of drafted tokens
-            itself: of the first drafted token, of the second, and so on. None: all equal.
-        top_p: 1: all of ``top_k``.
+            itself: acceptance of the first drafted token, of the second, and so on. None: equal.
+        top_p: 1: all tokens of ``top_k``.
         are_chats: whether the held-out prompts are chats.
-        are_sources: whether they are sources of an encoder-decoder; parameters are then counted
-            for its decoder.
-        greedy_acceptance: share of places where both have the same most probable token.
+        are_sources: whether the held-out prompts are sources of an encoder-decoder; only its
+            decoder's parameters are then counted.
+        greedy_acceptance: share of places where both models have the same most probable token.
         coverage: mean share of the target's ``coverage_beams`` most probable tokens that are among
-            as many of the draft's.
-        num_train_prompts: number of chats.
-        curve: begins before the first step.
+            the draft's ``coverage_beams`` most probable tokens.
+        num_train_prompts: number of chats in the training.
+        curve: measurements; the first is before the first step.
         minutes: training time of all processes together.
-        speeds: by width; empty if not measured.
+        speeds: one for each width; empty if not measured.
         measured_on: precision and provider of ``speeds``, None without speeds.
     """
 

@@ -1,8 +1,8 @@
 """Files that survive a power cut: synced before they get their name, checked by a checksum.
 
-A file system may keep a file's name and size but lose its pages, which then read as zeros or as old
-data. Synced files lose none. A checksum at every opening finds pages that are lost or damaged
-later.
+After a power cut a file system may keep a file's name and size but lose its pages, which then read
+as zeros or old data. Synced files lose no pages. A checksum at every opening detects pages that are
+lost or damaged later.
 """
 
 import functools
@@ -19,7 +19,7 @@ _THREADS = 4  # with more, memory or disk is the limit
 
 
 def checksum(file: Path) -> int:
-    """Return the CRC-32 of the CRC-32s of a file's chunks, in at most a third of SHA-256's time."""
+    """Return the CRC-32 of the CRC-32s of a file's chunks; three times as fast as SHA-256."""
     starts = range(0, file.stat().st_size, _CHUNK)
     with ThreadPoolExecutor(_THREADS) as threads:
         of_chunks = list(threads.map(functools.partial(_chunk_checksum, file), starts))
@@ -55,8 +55,8 @@ def sync_folder(folder: Path) -> None:
 
 
 def sync_names(folder: Path) -> None:
-    """Sync the names in a folder to the disk, after one was added or changed."""
-    if hasattr(os, "O_DIRECTORY"):  # Windows opens no folder, and keeps names by itself
+    """Sync the names in a folder to the disk, after a name was added or changed."""
+    if hasattr(os, "O_DIRECTORY"):  # Windows cannot open folders, and keeps names by itself
         _sync(folder)
 
 

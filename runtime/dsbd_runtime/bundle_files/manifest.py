@@ -1,9 +1,9 @@
 """Content of dsbd.json: typed entries, and the checks of their values against each other.
 
 A later version may add fields without a new schema version: a field that is null or absent means
-that the bundle lacks the feature. So an unknown field is ignored if it is null, else refused by its
-name; a field that is added later has a default and may be absent. Only a change of existing fields,
-which could be misread, needs a new schema version.
+that the bundle lacks the feature. So an unknown field is ignored if it is null, else refused with
+its name. A field that is added later has a default and may be absent. Only a change of existing
+fields, which older versions would misread, needs a new schema version.
 """
 
 import dataclasses
@@ -49,14 +49,14 @@ INT4_SYMMETRIC = "int4-symmetric"
 QUANTIZED_FORMS = (*QUANTIZATIONS, INT4_SYMMETRIC)
 _OPTIONS = {"int8-dynamic": "int8", "int8": "int8-blocks", INT4_SYMMETRIC: "int4"}
 PORTABLE, CUDA, WEBGPU = FORMS = ("portable", "cuda", "webgpu")
-LOGITS_KINDS = ("full", "topk", "gather")  # the last is refused with a sentence of its own
+LOGITS_KINDS = ("full", "topk", "gather")  # the last is refused with a separate message
 BIT_EXACTNESS = ("by construction", "observed", False, None)
 _MOST = 2**31 - 1
 PARITY_MEASURES = ("max_abs_error", "mean_kl")
 
 
 def quantize_option(quantization: str) -> str:
-    """Return the value of dsbd-export --quantize that a quantization of a manifest stands for."""
+    """Return the value of dsbd-export --quantize that gives a quantization of a manifest."""
     return _OPTIONS.get(quantization, quantization)
 
 
@@ -64,8 +64,9 @@ def quantize_option(quantization: str) -> str:
 class ParityCase:
     """One comparison with the checkpoint: its kind, its prompt length and its differences.
 
-    max_abs_error: of a logit. mean_kl: mean over rows of KL(checkpoint || engine), in nats.
-    top1_agreement: share of the rows whose most probable token is the same.
+    max_abs_error: maximum error of a logit.
+    mean_kl: mean over rows of KL(checkpoint || engine), in nats.
+    top1_agreement: share of the rows in which both have the same most probable token.
     """
 
     name: str
@@ -80,12 +81,12 @@ class ParityReport:
     """Differences between engine and checkpoint that the export measured, and their limit.
 
     measure: the measure of the limit, one of ``PARITY_MEASURES``.
-    limit: highest accepted value on the text and, for "max_abs_error", on every case; for "mean_kl"
+    limit: highest accepted value on the text and, for "max_abs_error", on every case. For "mean_kl"
         the forests of random tokens have a looser limit.
-    max_abs_error: maximum of all cases.
+    max_abs_error: maximum over all cases.
     mean_kl: mean over the rows of real text, which is a separate case.
-    top1_agreement: share of the same rows.
-    accepted: limit that a person gave because ``limit`` refused the engine; None: it passed.
+    top1_agreement: share over the rows of real text.
+    accepted: limit given by a person after ``limit`` refused the engine; None: the engine passed.
     """
 
     measure: str
@@ -99,10 +100,12 @@ class ParityReport:
 
 @dataclass(frozen=True, kw_only=True)
 class NativeText:
-    """Whether the native library's text equals that of this one, as earlier exports measured it.
+    """Whether the native library's text equals Python's, as earlier exports measured it.
 
-    encodes: text to ids. decodes: ids to text. renders: chats to text; None: no chat template.
-    reason: the first difference or refusal of each; None: there is none.
+    encodes: text to ids.
+    decodes: ids to text.
+    renders: chats to text; None: no chat template.
+    reason: the first difference or refusal of each; None: no difference.
     """
 
     encodes: bool
@@ -113,13 +116,13 @@ class NativeText:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelEntry:
-    """Manifest entry of one engine: all that a host needs.
+    """Manifest entry of one engine: all data that a program needs to run it.
 
     Attributes:
         family: ``model_type`` of the checkpoint, for people; nothing depends on it.
         num_layers: transformer layers, including those without a cache.
         dtype: one of ``DTYPES``, the type of weights that are not quantized.
-        quantization: one of ``QUANTIZED_FORMS``: "int4" has zero points, "int4-symmetric" none.
+        quantization: one of ``QUANTIZED_FORMS``; "int4" has zero points, "int4-symmetric" has not.
         logits: "full", or "topk:K" with K up to the vocabulary; see ``head``.
         full_logits: whether the graph has the output ``logits``; always, except with "topk:K".
         masks: the mask inputs of the graph, a subset of the two in ``attention_rows``.
@@ -134,11 +137,11 @@ class ModelEntry:
         adapter: name of the adapter merged into the weights, for people; None: no adapter.
         encoder: encoder of an encoder-decoder, whose other fields are for its decoder; None: the
             engine reads no source.
-        given: sound or pictures within prompts, whose rows an encoder gives; None: text alone.
+        given: sound or pictures within prompts, whose rows an encoder computes; None: only text.
         form: operators of the graphs, one of ``FORMS``; None: portable, or made by version 0.1.
-        native_text: of the target in bundles without text_checks.json; None: not measured.
-        agreement: of a draft with the target, from which draft policy "throughput" starts; None:
-            not measured.
+        native_text: for a target in bundles without text_checks.json; None: not measured.
+        agreement: a draft's agreement with the target, from which draft policy "throughput" starts;
+            None: not measured.
     """
 
     family: str
@@ -237,8 +240,8 @@ class FileEntry:
 class Manifest:
     """The content of dsbd.json."""
 
-    schema_version: int  # in the file; the other fields follow ``SCHEMA_VERSION``
-    versions: dict[str, str]  # of the tools that made the bundle
+    schema_version: int  # that of the file; the other fields are converted to ``SCHEMA_VERSION``
+    versions: dict[str, str]  # versions of the tools that made the bundle
     target: ModelEntry
     draft: ModelEntry | None
     files: dict[str, FileEntry]  # by path relative to the bundle
@@ -249,21 +252,21 @@ class Manifest:
 
 
 def entry_by_role(target: ModelEntry, draft: ModelEntry | None) -> dict[str, ModelEntry]:
-    """Return the entries by "target" and, if present, "draft"."""
+    """Return the entries as a dict with "target" and, if present, "draft"."""
     return {"target": target} | ({} if draft is None else {"draft": draft})
 
 
 def manifest_from_file(file: Path) -> Manifest:
     """Read and check dsbd.json; raise BundleError naming the place of the first mismatch."""
     data = json_from_file(file)
-    found = data.get("schema_version") if isinstance(data, dict) else None
-    if type(found) is not int or found not in (SCHEMA_VERSION, *OLDER_VERSIONS):
+    version = data.get("schema_version") if isinstance(data, dict) else None
+    if type(version) is not int or version not in (SCHEMA_VERSION, *OLDER_VERSIONS):
         older = " and ".join(map(str, OLDER_VERSIONS))
         raise BundleError(
-            f"{file} has schema_version {in_short(found)}, this version reads {SCHEMA_VERSION}, "
+            f"{file} has schema_version {in_short(version)}, this version reads {SCHEMA_VERSION}, "
             f"{older}; export the bundle again with this version of dsbd-ort"
         )
-    data = as_current(data, found, str(file))
+    data = as_current(data, version, str(file))
     try:
         manifest = typed(Manifest, data, str(file))
         check_entries(manifest.target, manifest.draft, str(file))
@@ -275,7 +278,7 @@ def manifest_from_file(file: Path) -> Manifest:
 
 
 def check_entries(target: ModelEntry, draft: ModelEntry | None, where: str) -> None:
-    """Raise BundleError unless the entries are consistent, each and with each other."""
+    """Raise BundleError unless each entry is consistent, and both with each other."""
     for role, entry in entry_by_role(target, draft).items():
         check_entry(entry, f"{where}: {role}")
     check_shared_encoder(target.encoder, None if draft is None else draft.encoder, where)
@@ -303,9 +306,9 @@ def check_entry(entry: ModelEntry, where: str) -> None:
         ("parity: measure", entry.parity.measure, PARITY_MEASURES),
         ("form", entry.form or PORTABLE, FORMS),
     )
-    for name, value, known in choices:
-        if value not in known:
-            raise mismatch(f"one of {', '.join(known)}", value, f"{where}: {name}")
+    for name, value, supported in choices:
+        if value not in supported:
+            raise mismatch(f"one of {', '.join(supported)}", value, f"{where}: {name}")
     if entry.bit_exact not in BIT_EXACTNESS:
         raise mismatch(f"one of {BIT_EXACTNESS}", entry.bit_exact, f"{where}: bit_exact")
     if entry.agreement is not None:
@@ -318,7 +321,7 @@ def check_entry(entry: ModelEntry, where: str) -> None:
 
 
 def _check_caches(caches: Sequence[CacheEntry], num_layers: int, where: str) -> None:
-    """Raise BundleError unless the caches are valid, and in the order of valid layers."""
+    """Raise BundleError unless the caches and their layers are valid and in the order of layers."""
     layers = [cache.layer for cache in caches]
     if not layers or layers != sorted(layers) or not 0 <= layers[0] <= layers[-1] < num_layers:
         expected = f"increasing layers from 0 to {num_layers - 1}, at least one"
@@ -378,9 +381,9 @@ def _check_features(
     if read.layers is not None or read.own_width is None or not 1 <= read.own_width <= _MOST:
         raise mismatch("own_width above 0, and null layers: they are the target's", read, place)
     if returned is None or returned.width != read.width:
-        found = "null" if returned is None else f"of width {returned.width}"
+        width = "null" if returned is None else f"of width {returned.width}"
         raise BundleError(
-            f"{place} have width {in_short(read.width)}, but those of the target are {found}; "
+            f"{place} have width {in_short(read.width)}, but those of the target are {width}; "
             "export target and draft again, both with dsbd-export --target --draft"
         )
 
@@ -407,9 +410,13 @@ def _check_logits(entry: ModelEntry, where: str) -> None:
 
 def _check_masks(entry: ModelEntry, where: str) -> None:
     names = sorted(entry.masks)
-    known = ([ATTENTION_MASK], [ATTENTION_MASK_SLIDING], [ATTENTION_MASK, ATTENTION_MASK_SLIDING])
-    if names not in known:
-        raise mismatch(f"one of {known}", entry.masks, f"{where}: masks")
+    supported = (
+        [ATTENTION_MASK],
+        [ATTENTION_MASK_SLIDING],
+        [ATTENTION_MASK, ATTENTION_MASK_SLIDING],
+    )
+    if names not in supported:
+        raise mismatch(f"one of {supported}", entry.masks, f"{where}: masks")
     if (ATTENTION_MASK_SLIDING in names) != (entry.sliding_window is not None):
         expected = "a number exactly when masks has attention_mask_sliding"
         raise mismatch(expected, entry.sliding_window, f"{where}: sliding_window")

@@ -14,7 +14,7 @@ MOST_LAYERS = 10_000
 
 
 def as_current(data: dict[str, Any], version: int, where: str) -> dict[str, Any]:
-    """Return a manifest of this version in the current form; BundleError: it lacks a field."""
+    """Return a manifest of schema ``version`` in the current form; BundleError: a field missing."""
     if version < 3:
         data = _as_3(data, where)
     if version < 4:
@@ -50,7 +50,7 @@ def _with_caches(entry: dict[str, Any], where: str) -> dict[str, Any]:
 
 
 def _as_3(data: dict[str, Any], where: str) -> dict[str, Any]:
-    """Return a manifest of version 2: with a draft, and full_logits only without a top-k head."""
+    """Return a manifest of version 2 as version 3: sets full_logits, and checks the draft."""
     if data.get("draft") is None:
         expected = "an entry: schema_version 2 has no bundles without one"
         raise mismatch(expected, None, f"{where}: draft")

@@ -1,13 +1,13 @@
-"""Bundle while it is written: a folder next to its place, moved there when it is complete.
+"""Bundle that is being written: a folder next to its final place, moved there when complete.
 
 An export to BUNDLE has its own key K and creates next to BUNDLE
 
     .BUNDLE.lock-K      locked while its process runs; created first, removed last
     .BUNDLE.partial-K   the new bundle; after a swap, the bundle that it replaced
-    .BUNDLE.old-K       only where folders cannot be swapped: the replaced bundle, for a moment
+    .BUNDLE.old-K       only if folders cannot be swapped: the replaced bundle, for a moment
 
-A killed export leaves files with a free lock: the next export to BUNDLE removes them, and restores
-the old bundle if its place is empty.
+A killed export leaves these files without a lock. The next export to BUNDLE removes them, and
+restores the old bundle if its place is empty.
 """
 
 import contextlib
@@ -39,7 +39,8 @@ _logger = logging.getLogger(__name__)
 def swap_folders(first: Path, second: Path) -> bool:
     """Swap two folders so that neither path is ever absent; return whether it succeeded.
 
-    Linux has a call for it, which most of its file systems support, but network folders do not.
+    Linux has a system call for this, which most of its file systems support, but not network
+    folders.
     """
     try:
         renameat2 = ctypes.CDLL(None).renameat2
@@ -51,7 +52,7 @@ def swap_folders(first: Path, second: Path) -> bool:
 
 @dataclass(frozen=True)
 class _Places:
-    """The paths of one export to ``final``; ``key`` distinguishes it from others to that place."""
+    """The paths of one export to ``final``; ``key`` is different for each export."""
 
     final: Path
     key: str
@@ -67,8 +68,8 @@ def new_bundle(
     """Yield an empty folder next to ``path``, moved to ``path`` if the block succeeds.
 
     A bundle is complete or absent: if the block raises, the folder is removed. An existing
-    bundle at ``path`` is replaced at the end. Of concurrent exports to one path the last to finish
-    stays. A link at ``path`` stays a link.
+    bundle at ``path`` is replaced at the end. If several exports to one path run concurrently, the
+    last to finish wins. A link at ``path`` stays a link.
 
     swap: swaps two folders in one step, or returns False if it cannot.
     BundleError: ``path`` is something else, or its parent folder is not writable.

@@ -1,1 +1,1 @@
-"""Engines with caches in device memory, and ONNX Runtime on CUDA."""
+"""Sessions with caches in device memory, and ONNX Runtime on CUDA."""

@@ -1,9 +1,9 @@
-"""Calls bound to device memory: caches of one capacity, and one call of the graphs per size.
+"""Calls bound to device memory: caches of one capacity, and one bound call for each size.
 
 Work of one size is queued the first two times, then replayed as one recorded unit. A forward of a
 small model is hundreds of kernels, and launching them takes longer than running them; a recorded
-unit (a CUDA graph) is one launch. Recording does not run the work, so no work is done twice, and a
-recorded unit can be replayed from any thread. The first run makes the engine allocate all memory of
+unit (a CUDA graph) is one launch. Recording does not run the work, so no work is done twice. A
+recorded unit can be replayed from any thread. In the first run the engine allocates all memory of
 the call, because nothing can be allocated while work is recorded.
 """
 
@@ -36,7 +36,7 @@ from dsbd_runtime.parts.part import BOOL, INT64
 
 _ELEMENTS = {INT64: "int64", BOOL: "bool"}
 _ELEMENT_BY_NUMPY: dict[type[np.generic], str] = {np.float32: "fp32", np.int64: "int64"}
-_INPUTS, _MOVES = "inputs", "moves"  # uses of a buffer; others are by size
+_INPUTS, _MOVES = "inputs", "moves"  # keys of buffers; buffers of outputs have their parts as key
 
 
 @dataclass(frozen=True)
@@ -48,19 +48,19 @@ class LoadedModel:
     prune_engine: DeviceEngine
     entry: ModelEntry
     max_forward_rows: int
-    most_recorded: int = 0  # calls; 0: none is recorded
-    grows_by_moves: bool = False  # the prune graph copies rows of other caches, its sources
+    most_recorded: int = 0  # maximum number of recorded calls
+    grows_by_moves: bool = False  # whether the prune graph copies rows from other caches
 
 
 class BoundCaches:
-    """Caches of one capacity, and all calls whose addresses last as long as they do.
+    """Caches of one capacity, and all calls that are bound to their addresses.
 
     Memory for the caches and the inputs of the largest forward is allocated at the start, memory
     for outputs at the first call of a size. A call is bound at the first use of its size.
     """
 
     def __init__(self, model: LoadedModel, capacity: int, recorded: list[RecordedWork]) -> None:
-        """Allocate the memory; raise MemoryError, with nothing allocated, without room."""
+        """Allocate the memory; without room raise MemoryError, with nothing left allocated."""
         self._model = model
         self._recorded = recorded
         # Host arrays are integers and masks; floats are in device memory.
@@ -74,8 +74,8 @@ class BoundCaches:
         self._buffers: dict[Hashable, Staging] = {}
         self.caches = DeviceCaches(model.device, model.entry.caches, capacity)
         dims = {dim for spec in self._packed.values() for dim in spec.shape}
-        most = {dim: model.max_forward_rows for dim in dims if isinstance(dim, str)}
-        largest = self._input_parts({**most, "C": capacity})
+        max_sizes = {dim: model.max_forward_rows for dim in dims if isinstance(dim, str)}
+        largest = self._input_parts({**max_sizes, "C": capacity})
         try:
             self._buffer(_INPUTS, largest)
             self._buffer(_MOVES, move_parts(capacity))
@@ -88,20 +88,20 @@ class BoundCaches:
         return self.caches.capacity
 
     def forward(self, call: StagedCall) -> BoundForward:
-        """Return the model bound for calls of a size; raise MemoryError without room."""
+        """Return the model bound for calls of a size; MemoryError: the device has no room."""
         size = tuple(call.sizes.values())
         if size not in self._forwards:
             self._forwards[size] = self._bind_forward(call)
         return self._forwards[size]
 
     def move(self, num_rows: int) -> BoundMove:
-        """Return the prune graph bound for K rows, up to the capacity."""
+        """Return the prune graph bound for ``num_rows`` rows (K), at most the capacity."""
         if num_rows not in self._moves:
             self._moves[num_rows] = self._bind_move(num_rows, self.caches)
         return self._moves[num_rows]
 
     def take_rows(self, other: BoundCaches, num_rows: int) -> None:
-        """Queue the copy of the first rows of caches of another capacity."""
+        """Queue the copy of the first rows of ``other``, caches of another capacity."""
         if not self._model.grows_by_moves:
             self.caches.copy_from(other.caches, num_rows)
             return
@@ -143,7 +143,7 @@ class BoundCaches:
             bound.run()
 
         device = self._model.device
-        queue_forward = self._repeated(queue, lambda: None)  # again it computes the same
+        queue_forward = self._repeated(queue, lambda: None)  # a second run computes the same
         return BoundForward(device, bound, queue_forward, input_buffer, inputs, outputs)
 
     def _repeated(self, work: Callable[[], None], prepare: Callable[[], None]) -> RepeatedWork:
@@ -187,7 +187,7 @@ class BoundCaches:
 
 @dataclass(frozen=True)
 class BoundForward:
-    """The model bound for calls of one size; others share the buffers of inputs and outputs."""
+    """The model bound for calls of one size. Other sizes share the input and output buffers."""
 
     device: Device
     call: BoundCall
@@ -260,11 +260,11 @@ def fill_padded(target: NDArray[Any], array: NDArray[Any], padding: int) -> None
 def fill_mask(target: NDArray[np.bool_], mask: NDArray[np.bool_], first_row: int) -> None:
     """Write a mask (1, 1, S, C) to a larger one (1, 1, padded S, C).
 
-    Padding rows are written to the cache after the call's own rows, where they are masked and the
-    next call overwrites them. Each attends to itself: a row without visible columns may become
-    NaN, and a NaN in the cache reaches every row, because masked rows are multiplied by 0, not
-    skipped. It also attends to column 0, which is in use: on CUDA, ONNX Runtime searches each row
-    of a mask sequentially for the first visible column.
+    Padding rows are written to the cache after the call's own rows. They are masked there, and the
+    next call overwrites them. Each padding row attends to itself: a row without visible columns may
+    become NaN, and a NaN in the cache reaches every row, because masked rows are multiplied by 0,
+    not skipped. Each also attends to column 0, which is in use, because ONNX Runtime on CUDA
+    searches each row of a mask sequentially for the first visible column.
     """
     num_new, padded = mask.shape[2], target[0, 0]
     padding = np.arange(num_new, len(padded))
@@ -275,7 +275,7 @@ def fill_mask(target: NDArray[np.bool_], mask: NDArray[np.bool_], first_row: int
 
 
 MOST_RECORDED = 64
-"""Maximum number of units of one session; each uses kilobytes of device memory per kernel."""
+"""Maximum number of recorded units of a session; each uses kilobytes of memory per kernel."""
 
 _MOST_TRIES = 3
 _log = logging.getLogger(__name__)
@@ -283,9 +283,9 @@ _log = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class RepeatedWork:
-    """The copies and the call of one size, whose arrays stay the same.
+    """The copies and the call of one size. The arrays are the same in every run.
 
-    prepare: writes inputs with which the work, after its last run, changes nothing.
+    prepare: writes inputs with which another run of the work changes nothing.
     """
 
     device: Device
@@ -298,7 +298,7 @@ class RepeatedWork:
     num_tries: int = 0
 
     def run(self) -> None:
-        """Queue the work once; raise what the pieces raise."""
+        """Queue the work once; raises the errors of its copies and its call."""
         if self.recorded is not None:
             self.recorded.run()
             return
@@ -319,7 +319,7 @@ class RepeatedWork:
         try:
             self.prepare()
             self.recorded = self.device.record(self.work)
-        except (MemoryError, DsbdError) as error:  # it continues unrecorded
+        except (MemoryError, DsbdError) as error:  # the call goes on without a recording
             _log.debug("a call is not recorded, try %d: %s", self.num_tries, error)
         else:
             self.all_recorded.append(self.recorded)

@@ -1,7 +1,7 @@
 """Device on the CUDA runtime: plain allocations, pinned memory and one stream.
 
-The small inputs or outputs of a call are packed: one after the other in pinned memory and in memory
-of the device, moved by a single copy.
+The small inputs or outputs of a call are packed: they are one after the other in pinned memory and
+in device memory, and a single copy moves them.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def import_cuda_runtime(install_line: str) -> Any:
 
 
 def check_cuda_device(runtime: Any, device_id: int) -> None:
-    """Raise ProviderError without a driver or without the device."""
+    """Raise ProviderError if the driver or the device is missing."""
     status, count = runtime.cudaGetDeviceCount()
     if status != runtime.cudaError_t.cudaSuccess:
         raise ProviderError(
@@ -72,17 +72,17 @@ def gpu_compute_capability(runtime: Any, device_id: int) -> str | None:
 
 
 class CudaDevice:
-    """One GPU; everything is queued on one stream of its own, at the address ``stream``."""
+    """One GPU; all work is queued on its stream at the address ``stream``."""
 
     def __init__(self, device_id: int, runtime: Any) -> None:
-        """Open the device; raise ProviderError without a driver or without such a device."""
+        """Open the device; raise ProviderError if the driver or the device is missing."""
         check_cuda_device(runtime, device_id)
         self.name = f"cuda:{device_id}"
         self.device_id = device_id
         self._runtime = runtime
         self.num_waits = 0
         self._is_open = True
-        self._has_failed = False  # and an error was raised
+        self._has_failed = False  # whether an error was raised
         handle = self._call("cudaStreamCreateWithFlags", runtime.cudaStreamNonBlocking)
         self.stream = int(handle)
 
@@ -156,7 +156,7 @@ class CudaDevice:
         try:
             work()
         except BaseException:
-            _, graph = self._runtime.cudaStreamEndCapture(self.stream)  # it has failed as well
+            _, graph = self._runtime.cudaStreamEndCapture(self.stream)  # this fails as well
             if graph is not None and int(graph):
                 self._release("cudaGraphDestroy", graph)
             raise
@@ -176,7 +176,7 @@ class CudaDevice:
             self._release("cudaStreamDestroy", self.stream)
 
     def _call(self, function: str, *arguments: Any) -> Any:
-        """Call the runtime with this device as the thread's; return the first result or None."""
+        """Call the runtime with this device set in the thread; return the first result or None."""
         results = self._results(function, *arguments)
         return results[0] if results else None
 
@@ -185,9 +185,9 @@ class CudaDevice:
         return self._checked(function, *arguments)
 
     def _release(self, function: str, *arguments: Any) -> None:
-        """Call a function that frees something; it raises nothing.
+        """Call a function that frees something; errors are only logged.
 
-        After a kernel has failed, every CUDA call returns its error, which was raised before.
+        After a kernel has failed, every CUDA call returns that error, which was raised before.
         """
         has_failed = self._has_failed
         try:
@@ -215,7 +215,7 @@ class CudaDevice:
 
 @dataclass(frozen=True)
 class RecordedGraph:
-    """An executable CUDA graph of a device's stream: functions that launch and destroy it."""
+    """An executable CUDA graph, as functions that launch and destroy it."""
 
     run: Callable[[], None]
     free: Callable[[], None]
@@ -228,7 +228,7 @@ def _reason(runtime: Any, status: Any) -> str:
 
 @dataclass(frozen=True)
 class PackedArrays:
-    """Arrays by name, one after the other in a ``PackedBuffer``: ``num_bytes`` from its start."""
+    """Arrays by name, one after the other in the first ``num_bytes`` of a ``PackedBuffer``."""
 
     buffer: PackedBuffer
     on_host: dict[str, NDArray[Any]]
@@ -247,7 +247,7 @@ class PackedBuffer:
     """Pinned and device memory of one size: a ``Staging``."""
 
     def __init__(self, device: CudaDevice, num_bytes: int) -> None:
-        """Allocate both sides; raise MemoryError, with nothing allocated, without room."""
+        """Allocate both memories; without room raise MemoryError, with nothing left allocated."""
         self._device = device
         self._written_at = -1  # ``num_waits`` of the device at the last write
         self._memory = device.allocate((num_bytes,), "uint8")

@@ -17,12 +17,12 @@ from dsbd_runtime.parts.part import Call, DevicePlace, part_of
 class DeviceSession:
     """One engine on a device together with its parts.
 
-    A call's sizes are rounded up and every size is bound once: after the first call of a size
-    nothing is allocated, and calls of a size that occurs again are recorded and replayed.
+    A call's sizes are rounded up, and every size is bound once. After the first call of a size
+    nothing is allocated. Calls of a size that occurs again are recorded and replayed.
     """
 
     def __init__(self, model: LoadedModel) -> None:
-        """Own the device and both engines; CapacityError: no room for the caches, all closed."""
+        """Own the device and both engines; CapacityError: no room for the caches; closes all."""
         self._model = model
         self._inputs = model.entry.contract.inputs
         self.caches = DeviceRows(model)
@@ -51,9 +51,9 @@ class DeviceSession:
                 f"{model.device.name} has no memory for the outputs of {num_rows} rows; ask for "
                 "fewer beams or a shorter draft, or export with --logits topk:K"
             ) from error
-        found = forward.run(staged)
+        outputs = forward.run(staged)
         call.count_run(staged.run_s)
-        self._head.collect(call, found)
+        self._head.collect(call, outputs)
 
     def close(self) -> None:
         self.caches.close()  # first, because its calls are bound to the memory of all parts
@@ -67,8 +67,8 @@ class DeviceSession:
 class DeviceRows:
     """Key/value caches on a device, with the calls bound to them: a ``RowMemory``.
 
-    The caches are never copied to the host: they grow by copies on the device, into new memory
-    before the old is freed. A move is one copy to the device and one run of the prune graph.
+    The caches are never copied to the host. To grow, they are copied on the device to new memory,
+    before the old memory is freed. A move is one copy to the device and one run of the prune graph.
     """
 
     def __init__(self, model: LoadedModel) -> None:
@@ -98,8 +98,8 @@ class DeviceRows:
     def reserve(self, num_rows: int, num_used: int) -> None:
         """Give the caches room for ``num_rows`` rows and the padding of their forwards.
 
-        If calls are recorded, a larger capacity is kept also with ``num_used`` 0, which then only
-        sets all rows to zero, because the addresses must not change.
+        With ``num_used`` 0 the caches also shrink. If calls are recorded they do not, because the
+        addresses must not change; all rows are then only set to zero.
         """
         bound = self.bound
         capacity = self._padded_capacity(num_rows, num_used)
@@ -134,7 +134,7 @@ class DeviceRows:
             return self._capacity_for(num_rows)
 
     def _capacity_for(self, num_rows: int) -> int:
-        """Return the engine's capacity for some rows; with recorded calls, at least the present."""
+        """Return the engine's capacity for some rows; with recorded calls it never shrinks."""
         capacity = self._model.engine.capacity_for(num_rows)
         return max(capacity, self.capacity) if self._model.most_recorded else capacity
 

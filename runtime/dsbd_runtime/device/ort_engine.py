@@ -27,12 +27,12 @@ from dsbd_runtime.parts.attention.kv_cache import bucket_capacity
 from dsbd_runtime.parts.graph_check import check_graph
 
 _NO_FALLBACK = {"session.disable_cpu_ep_fallback": "1"}
-_INTEGER_PRODUCTS = {"ep.cuda.fpa_intb_gemm": "1"}  # of fp16 rows, without dequantizing weights
+_INTEGER_PRODUCTS = {"ep.cuda.fpa_intb_gemm": "1"}  # fp16 rows times integer weights
 _FALLBACK_REFUSED = (
     "fallback to CPU EP has been explicitly disabled",
     "all compute graph nodes have not been partitioned",  # with graphs of a plug-in
 )
-GRAPH_CAPTURE = "enableGraphCapture"  # of a plug-in: it then needs every node
+GRAPH_CAPTURE = "enableGraphCapture"  # a plug-in's option, which requires that it runs every node
 _NO_ADAPTER = "Failed to get a WebGPU adapter"
 _NO_WAIT = ("disable_synchronize_execution_providers", "1")  # DeviceSession waits, once a forward
 _RECORD_NODES = {"session.record_ep_graph_assignment_info": "1"}
@@ -84,19 +84,19 @@ def open_cuda_session(request: EngineOptions) -> DeviceSession:
 
 
 def reads_sources(prune: Any) -> bool:
-    """Return whether a prune graph copies rows of other caches, as in WebGPU's form."""
+    """Return whether a prune graph copies rows from other caches, as in WebGPU's form."""
     return any(each.name.startswith("source.") for each in prune.get_inputs())
 
 
 def cuda_options(device: CudaDevice) -> dict[str, str]:
-    """Return the options of the provider: the device and its queue.
+    """Return the options of the provider, with the device and its queue.
 
-    ONNX Runtime's own CUDA graphs are off: each belongs to one thread and one size, and its first
-    call runs several times (``bound_calls`` replaces them). The memory for intermediate results
-    grows as needed, not to the next power of two, because the caches need the room. By default
-    ONNX Runtime multiplies fp32 matrices in TF32, with 10 bits of mantissa, so that an fp32 bundle
-    would not give the CPU's tokens. Attention is two products and a softmax: a mask excludes the
-    flash kernel, and the other fused one first copies the keys and values of shared heads.
+    ONNX Runtime's CUDA graphs are off: each belongs to one thread and one size, and its first call
+    runs several times (``bound_calls`` replaces them). The memory for intermediate results grows
+    only as needed, not to the next power of two, because the caches need the room. TF32 is off: it
+    has 10 bits of mantissa, so that an fp32 bundle would not give the CPU's tokens. Attention is
+    computed as two products and a softmax: a mask excludes the flash kernel, and the other fused
+    kernel first copies the keys and values of shared heads.
     """
     return {
         "device_id": str(device.device_id),
@@ -109,9 +109,9 @@ def cuda_options(device: CudaDevice) -> dict[str, str]:
 
 
 def preload_libraries(ort: ModuleType) -> str:
-    """Load the CUDA libraries that pip has installed; return in one line which are missing.
+    """Load the CUDA libraries that pip has installed; return one line on those that are missing.
 
-    ONNX Runtime prints these and continues: they are why a session lacks the provider afterwards.
+    ONNX Runtime only prints them and continues, but sessions then lack the provider.
     """
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
@@ -128,17 +128,20 @@ def open_on_provider(
     free_bytes: Callable[[], int] = lambda: 0,
     plugin_device: Any = None,
 ) -> Any:
-    """Return an InferenceSession of which every node runs on the provider.
+    """Return an InferenceSession that runs every node on the provider.
 
-    By itself ONNX Runtime falls back to the CPU, for the whole graph or for single nodes, with only
-    a line in its log. libraries: of ``preload_libraries``. free_bytes: returns those of the device.
-    plugin_device: of a provider that is a plug-in.
+    By default ONNX Runtime falls back to the CPU, for the whole graph or for single nodes, with
+    only a line in its log.
+
+    libraries: result of ``preload_libraries``.
+    free_bytes: returns the free memory of the device.
+    plugin_device: the device of a plug-in; None for other providers.
     """
     num_free = free_bytes()
     entries = {**_NO_FALLBACK, **_INTEGER_PRODUCTS}
     try:
         return _open(ort, path, provider, options, plugin_device, entries)
-    except Exception as error:  # its exceptions share no base but this one
+    except Exception as error:  # ONNX Runtime's exceptions have no other common base
         reason = " ".join(str(error).split())
         if any(sign in reason for sign in _FALLBACK_REFUSED):
             options = {key: each for key, each in options.items() if key != GRAPH_CAPTURE}
@@ -174,7 +177,7 @@ def _engine_bytes(path: Path) -> int:
 
 
 def _fallback_error(session: Any, path: Path, provider: Provider, libraries: str) -> ProviderError:
-    """Return the error for nodes on the CPU: all, if the provider did not load, or some."""
+    """Return the error for a graph whose nodes would run on the CPU, all (no provider) or some."""
     if provider.ort_name not in session.get_providers():
         missing = libraries or "a library of its own did not load, see ONNX Runtime's log on stderr"
         return ProviderError(
@@ -204,8 +207,8 @@ def _open(
 ) -> Any:
     settings = ort.SessionOptions()
     settings.log_severity_level = LOG_ERRORS
-    # A pattern is one allocation at the second call of a size, which is recorded; and without
-    # patterns the arena is smaller.
+    # A memory pattern would allocate at the second call of a size, which is recorded. Without
+    # patterns the arena is also smaller.
     settings.enable_mem_pattern = False
     for name, value in entries.items():
         settings.add_session_config_entry(name, value)
@@ -265,7 +268,7 @@ class OrtCall:
         """Queue the graph; CapacityError: the device has no memory, EngineError: it failed."""
         try:
             self.session.run_with_iobinding(self.binding, self.options)
-        except Exception as error:  # ONNX Runtime's exceptions share no base but this one
+        except Exception as error:  # ONNX Runtime's exceptions have no other common base
             reason = " ".join(str(error).split())
             if not any(sign in reason for sign in _NO_MEMORY):
                 again = "start the process" if "CUDA failure" in reason else "open the bundle"

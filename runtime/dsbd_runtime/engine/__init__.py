@@ -1,1 +1,1 @@
-"""An engine for the algorithm: its calls, its checks, and the providers that run it."""
+"""Engines as the algorithm uses them: calls, checks, and the providers that run them."""

@@ -25,8 +25,10 @@ from dsbd_runtime.parts.source.sources import Sources
 class CausalLM:
     """One engine as decoding calls it; a context manager that closes its session.
 
-    The cache is a list of ``num_rows`` rows. ``forward`` appends rows, ``keep`` drops some; either
-    leaves the rows valid when it raises. kv_bytes_peak: highest since start or ``reset_peak``.
+    The cache is a list of ``num_rows`` rows. ``forward`` appends rows, ``keep`` drops some. If
+    either raises an error, the remaining rows are valid.
+
+    kv_bytes_peak: highest ``kv_bytes`` since the start or ``reset_peak``.
     """
 
     def __init__(self, session: Session, entry: ModelEntry) -> None:
@@ -72,9 +74,9 @@ class CausalLM:
         so that no mask of S x capacity is built. The caller owns the arrays of the result, except
         ``Logits.full``.
 
-        Raises InputError for a wrong shape, type or value, or if the forward needs something that
-        the engine lacks; CapacityError for a position beyond the context or caches beyond the
-        memory.
+        InputError: a shape, type or value is wrong, or the engine lacks something that the forward
+        needs. CapacityError: a position is beyond the context, or there is no memory for the
+        caches.
         """
         num_before = self.num_rows
         check_forward(
@@ -115,14 +117,14 @@ class CausalLM:
             return
         try:
             self._reserve(num_rows, self.num_rows)
-        except CapacityError:  # the request may need less, and grows as it goes
+        except CapacityError:  # the request may need fewer rows; the caches grow later
             _log.debug("no memory for the %d rows that are expected", num_rows)
 
     def keep(self, rows: NDArray[np.int64]) -> None:
         """Keep the cache rows ``rows``, (K,) int64 strictly increasing; drop all others.
 
-        Rows before the first gap stay where they are: of the rows [0, 1, 4, 6] the last two move,
-        to 2 and 3. Keeping nothing also shrinks the caches to their smallest size.
+        Rows before the first gap stay in place: with rows [0, 1, 4, 6] only the last two move, to 2
+        and 3. Keeping no rows also shrinks the caches to their smallest size.
         """
         check_keep(rows, self.num_rows)
         try:
@@ -162,7 +164,7 @@ class SourceReadingLM(CausalLM):
     """An engine whose forwards may have rows of several sources: a ``SourceReader``."""
 
     def read_source(self, source: Source) -> None:
-        """See SourceReader; raises as ``forward``."""
+        """See SourceReader; raises the errors of ``forward``."""
         for memory in self._memories:
             memory.read(source)
 

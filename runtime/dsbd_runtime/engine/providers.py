@@ -27,15 +27,14 @@ class Provider:
     extra: the extra of dsbd-ort that installs it.
     no_wheels_for: processors for which the package index has no wheel of its package.
     backend: the kind of session, a key of ``loading.BACKENDS``.
-    export_hint: options of dsbd-export that give a bundle which it runs.
-    options: of ONNX Runtime's plug-in, for every engine.
-    is_tried: whether this project has run it; one that has not is refused.
+    options: options of ONNX Runtime's plug-in, for every engine.
+    is_tried: whether this project has ever run it; if not, it is refused.
     dtypes: types of bundles that it runs, the usual one first.
-    quantizations: kinds of quantized bundles that it runs, a part of ``QUANTIZED_FORMS``.
+    quantizations: kinds of quantized bundles that it runs, a subset of ``QUANTIZED_FORMS``.
     forms: forms of graphs that it runs, the usual one first.
-    has_device_caches: whether the caches lie in the memory of a GPU.
-    uses_cuda_graphs: whether calls of a size are captured and replayed by default, by CUDA graphs
-        or those of a plug-in.
+    has_device_caches: whether the caches are in the memory of a GPU.
+    uses_cuda_graphs: whether calls of a size are captured and replayed by default, with CUDA graphs
+        or the graphs of a plug-in.
     """
 
     name: str
@@ -54,7 +53,7 @@ class Provider:
 
     @property
     def is_plugin(self) -> bool:
-        """Whether it is a plug-in of ONNX Runtime, which ``module`` brings."""
+        """Whether it is a plug-in of ONNX Runtime, which is in the package ``module``."""
         return self.backend == PLUGIN
 
     @property
@@ -143,9 +142,9 @@ def find_provider(name: str) -> Provider:
     for provider in PROVIDERS:
         if provider.name == name:
             return provider
-    known = ", ".join(provider.name for provider in PROVIDERS if provider.is_tried)
+    names = ", ".join(provider.name for provider in PROVIDERS if provider.is_tried)
     raise ProviderError(
-        f"no execution provider {in_short(name)} in this version; choose one of: {known}"
+        f"no execution provider {in_short(name)} in this version; choose one of: {names}"
     )
 
 
@@ -192,7 +191,7 @@ def check_runnable(provider: Provider, entry: ModelEntry, model_path: Path) -> N
 
 @dataclass(frozen=True)
 class Placement:
-    """A provider and the number of its device, 0 without devices."""
+    """A provider and the number of its device; 0 if it has no devices."""
 
     provider: Provider
     device_id: int

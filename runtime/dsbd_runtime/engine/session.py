@@ -20,11 +20,11 @@ class EngineOptions:
     """One engine to open.
 
     role: "target" or "draft".
-    target: for a draft that is opened with its target, the target's session, whose parts it may
-        share; None: it is opened alone.
-    new_rows: makes new rows of caches on the host: zeros, or noise in the parity gate, where
-        engines must not read masked rows.
-    adapt: changes options of ONNX Runtime in the parity gate; None: no change.
+    target: for a draft that is opened with its target: the target's session, whose parts it may
+        share. None: the engine is opened alone.
+    new_rows: makes new rows of caches on the host. Usually zeros; the parity gate uses noise, to
+        show that engines do not read masked rows.
+    adapt: changes options of ONNX Runtime, for the parity gate; None: no change.
     """
 
     bundle: Bundle
@@ -61,7 +61,7 @@ class Session(Protocol):
     def run(self, call: Call) -> None:
         """Append S rows at ``first_row``; the parts add their results to the call's ``returned``.
 
-        The caller owns the arrays, except ``Logits.full``: the next call does not change them.
+        The next call does not change the returned arrays, except ``Logits.full``.
         """
 
     def close(self) -> None:

@@ -18,10 +18,10 @@ class EngineSettings:
             that is opened with its target has one thread, see ``load_pair``.
         spin_us: on the CPU, microseconds for which an idle engine thread waits busily before it
             sleeps; None is 20.
-        engine_cache: on the CPU, a cache folder of prepared engines, which later openings map, see
-            ``prepared_engine``; None: every opening optimizes and packs them.
-        cuda_graphs: on a GPU, capture calls of a size that occurs again and replay them; None: on
-            "cuda" and "webgpu" yes, on TensorRT no.
+        engine_cache: on the CPU, a folder of prepared engines, so that later openings only map them
+            (see ``prepared_engine``); None: every opening optimizes and packs the engines.
+        cuda_graphs: on a GPU, capture calls of a size that occurs again, and replay them. None: yes
+            on "cuda" and "webgpu", no on TensorRT.
     """
 
     num_threads: int | None = None

@@ -1,4 +1,4 @@
-"""Grids of patches as pictures in prompts, and positions in time, height and width of their rows.
+"""Pictures in prompts as grids of patches, and the rows' positions in time, height and width.
 
 Sizes are computed with floats and rounded as transformers does.
 """
@@ -22,31 +22,31 @@ from dsbd_runtime.parts.source.pixel_values import NUM_CHANNELS, Pixels, Resize,
 from dsbd_runtime.typed_json import UnknownEntryError, check_counts
 
 PATCHES, COORDS, TAPS, TAP_WEIGHTS = "patches", "coords", "taps", "tap_weights"
-_MOST_SIDE = 4096  # of a patch, a square and of learned positions
+_MOST_SIDE = 4096  # largest side of a patch, a square, and the square of learned positions
 _MOST_PIXELS = 2**26
 _MOST_ROWS = 2**16
 
 
 @dataclass(frozen=True, kw_only=True)
 class GridPicture(GivenPicture, MediumEntry):
-    """A picture of any size as a grid of patches, of which squares are joined to rows.
+    """A picture of any size as a grid of patches; each square of patches becomes one row.
 
-    Patches are in the order of their squares: row by row, and within each.
+    Patches are ordered by their squares, row by row, and row by row within each square.
 
     | input of the encoder | shape, type | meaning |
     |---|---|---|
     | patches | [N,3*P*P] float32 | channel, row, column of each pixel |
     | coords | [N,2] int64 | row and column of each patch |
-    | taps | [N,4] int64 | the learned positions that each patch is between |
-    | tap_weights | [N,4] float32 | and their weights, whose sum is 1 |
+    | taps | [N,4] int64 | the four learned positions around each patch |
+    | tap_weights | [N,4] float32 | the weights of these positions; their sum is 1 |
 
     Attributes:
         patch_size: pixels of each side of a patch, P.
-        merge_size: patches of each side of a square that is one row.
+        merge_size: patches of each side of a square, which becomes one row.
         sizing: how a size is chosen, see ``SIZINGS``.
-        least_pixels, most_pixels: of the picture after it was resized.
-        positions_side: of the square of learned positions.
-        align_corners: whether the corners of the grid are at the first and last of these.
+        least_pixels, most_pixels: limits for the picture after it was resized.
+        positions_side: side of the square of learned positions.
+        align_corners: whether the corners of the grid are at the first and last learned positions.
     """
 
     kind: str = "grid"
@@ -83,16 +83,16 @@ class GridPicture(GivenPicture, MediumEntry):
             raise UnknownEntryError("sizing", self.sizing, where)
 
     def size(self, size: Size) -> Size:
-        """Return the size by area of a picture: whole squares, nearly the same aspect."""
-        unit, least, most = self.unit, self.least_pixels, self.most_pixels
+        """Return the size for a picture: whole squares, the area in the limits, a like aspect."""
+        unit, least_pixels, most_pixels = self.unit, self.least_pixels, self.most_pixels
         height, width = SIZINGS[self.sizing](size, unit)
         nearest = round(height / unit) * unit, round(width / unit) * unit
-        if math.prod(nearest) > most:
-            factor = math.sqrt(height * width / most)
+        if math.prod(nearest) > most_pixels:
+            factor = math.sqrt(height * width / most_pixels)
             height, width = (math.floor(side / factor / unit) * unit for side in (height, width))
             return max(unit, height), max(unit, width)
-        if math.prod(nearest) < least:
-            factor = math.sqrt(least / (height * width))
+        if math.prod(nearest) < least_pixels:
+            factor = math.sqrt(least_pixels / (height * width))
             return rounded_up(height * factor, unit), rounded_up(width * factor, unit)
         return nearest
 
@@ -107,7 +107,7 @@ class GridPicture(GivenPicture, MediumEntry):
         return resize(picture, self.size(picture.shape[:2]), self.resample)
 
     def pieces(self, features: Pixels) -> list[GivenPiece]:
-        """See GivenPicture, of (height, width, 3)."""
+        """See GivenPicture; ``features``: (height, width, 3)."""
         patch, merge = self.patch_size, self.merge_size
         height, width = (side // self.unit for side in features.shape[:2])
         shape = NUM_CHANNELS, height, merge, patch, width, merge, patch
@@ -136,8 +136,9 @@ class GridPicture(GivenPicture, MediumEntry):
     def _taps(self, index: Ints, length: int) -> tuple[Ints, NDArray[np.float32]]:
         """Return the two learned positions around places on an axis, (n, 2), and their weights.
 
-        Of 2 places on an axis of 4 positions, the corners aligned, the last is at 3: [3, 3] with
-        the weights [1, 0]. Else they are at 0.5 and 2.5: [0, 1] and [2, 3], each 0.5.
+        Example: 2 places on an axis of 4 learned positions. With aligned corners the last place is
+        at 3: positions [3, 3], weights [1, 0]. Without, the places are at 0.5 and 2.5: positions
+        [0, 1] and [2, 3], all weights 0.5.
         """
         place, side = index.astype(np.float32), self.positions_side
         if self.align_corners:
@@ -155,11 +156,12 @@ def mrope_positions(
 ) -> Ints:
     """Return positions in time, height and width of a prompt up to its last given row, (3, end).
 
-    Rows of a picture are placed from the next position on each axis. Text is on a diagonal, which
-    goes on after the largest position. With placeholders P and the grid (1, 1, 2), [7, P, P, 8]
-    is at [[0, 1, 1], [0, 1, 1], [0, 1, 2]]; 8 follows at 3.
+    A text token has the same position on all axes. Rows of a picture begin at the next position on
+    each axis; the text after it continues after the largest position. With placeholders P and the
+    grid (1, 1, 2), the tokens [7, P, P, 8] have the positions [[0, 1, 1], [0, 1, 1], [0, 1, 2]] up
+    to the last P; token 8 is at 3.
 
-    InputError: there are more or fewer placeholders than rows, or text within a picture.
+    InputError: there are more or fewer placeholders than rows, or there is text within a picture.
     """
     places = (np.array(token_ids) == placeholder_token_id).nonzero()[0]
     counts = [math.prod(grid) for grid in grids]
@@ -170,19 +172,19 @@ def mrope_positions(
         )
     parts: list[Ints] = []
     end = position = 0
-    for own, grid in zip(np.split(places, np.cumsum(counts)[:-1]), grids, strict=True):
-        if own[-1] - own[0] + 1 != len(own):
+    for picture_places, grid in zip(np.split(places, np.cumsum(counts)[:-1]), grids, strict=True):
+        if picture_places[-1] - picture_places[0] + 1 != len(picture_places):
             raise InputError("a prompt has text between the rows of a picture; keep them together")
-        num_text = int(own[0]) - end
+        num_text = int(picture_places[0]) - end
         parts.append(np.tile(np.arange(num_text) + position, (3, 1)))
-        position, end = position + num_text, int(own[-1]) + 1
+        position, end = position + num_text, int(picture_places[-1]) + 1
         parts.append(np.indices(grid).reshape(3, -1) + position)
         position += max(grid)
     return np.concatenate(parts, axis=1)
 
 
 def _from_units(size: Size, unit: int) -> Size:
-    """Return the size with sides of at least one unit; one is raised after the other."""
+    """Return the size with sides of at least one unit; first the height, then the width grows."""
     height, width = size
     if height < unit:
         height, width = unit, round(width * unit / height)
@@ -195,4 +197,4 @@ SIZINGS: dict[str, Callable[[Size, int], Size]] = {
     "area": lambda size, unit: size,  # Qwen3-VL
     "area-from-units": _from_units,  # PaddleOCR-VL
 }
-"""The size from which that by area is computed, by the name in the manifest."""
+"""By name in the manifest: computes the size with which ``GridPicture.size`` begins."""

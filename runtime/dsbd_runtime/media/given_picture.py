@@ -1,7 +1,7 @@
 """Pictures in prompts as tiles: their layout, inputs of the encoder, rows and text.
 
-The caller resizes pictures, so that everything here is numpy and exact. Sizes are computed with
-floats and rounded as transformers does.
+The caller resizes pictures, so that this module needs only numpy and is exact. Sizes are computed
+with floats and rounded as transformers does.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ PIXEL_VALUES = "pixel_values"
 Grid = tuple[int, int, int]
 """Rows of a picture in time, height and width."""
 
-_MOST_SIDE = 4096  # of a tile, and of a picture before its sides are rounded up to tiles
-_MOST_ROWS = 2**16  # of a tile
-_MARK = "<fake_token_around_image>"  # before every tile, and after the last
-_MOST_TILES_OF_SIDE = 16  # there are marks for no more
+_MOST_SIDE = 4096  # largest side of a tile, and of a picture before rounding up to tiles
+_MOST_ROWS = 2**16  # most rows of a tile
+_MARK = "<fake_token_around_image>"  # before every tile, and after the last tile
+_MOST_TILES_OF_SIDE = 16  # marks for more tiles do not exist
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,11 +32,11 @@ class GivenPicture(PixelValues):
     """A picture in a prompt: base of the kinds."""
 
     def num_rows(self, size: Size) -> int:
-        """Return how many rows of the prompt a picture of this size is."""
+        """Return the number of rows in the prompt for a picture of this size."""
         raise NotImplementedError
 
     def grid(self, size: Size) -> Grid | None:
-        """Return the rows on each axis of positions; None: there is one axis."""
+        """Return the number of rows on each of three axes of positions; None: one axis."""
         return None
 
     def expansion(self, size: Size, placeholder: str) -> str:
@@ -44,21 +44,21 @@ class GivenPicture(PixelValues):
         return placeholder * self.num_rows(size)
 
     def resized(self, picture: Pixels, resize: Resize) -> Pixels:
-        """Return a picture as ``pieces`` needs it."""
+        """Return a picture resized for ``pieces``."""
         raise NotImplementedError
 
     def pieces(self, features: Pixels) -> list[GivenPiece]:
-        """See MediumEntry; of the result of ``resized``."""
+        """See MediumEntry; ``features``: a result of ``resized``."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Tiles(GivenPicture):
-    """A picture as tiles of one size, row by row, then all of it as one more tile.
+    """A picture as tiles of one size, row by row, then the whole picture as one more tile.
 
     | input of the encoder | shape, type | meaning |
     |---|---|---|
-    | pixel_values | [1,3,H,H] float32 | one tile: each is a piece |
+    | pixel_values | [1,3,H,H] float32 | one tile; each tile is a piece |
 
     Attributes:
         tile_size: pixels of each side of a tile, H.
@@ -79,7 +79,7 @@ class _Tiles(GivenPicture):
         check_counts({"tile_rows": self.tile_rows}, where, _MOST_ROWS)
 
     def layout(self, size: Size) -> tuple[int, int]:
-        """Return rows and columns of tiles: (0, 0) is the whole alone, (1, 1) has no whole."""
+        """Return rows and columns of tiles. (0, 0): only the whole picture; (1, 1): one tile."""
         raise NotImplementedError
 
     def num_rows(self, size: Size) -> int:
@@ -97,14 +97,14 @@ class _Tiles(GivenPicture):
         return f"{text}{_MARK}<global-img>{tile}{_MARK}"
 
     def pieces(self, features: Pixels) -> list[GivenPiece]:
-        """See GivenPicture, of (T, H, H, 3)."""
+        """See GivenPicture; ``features``: (T, H, H, 3)."""
         return [
             GivenPiece({PIXEL_VALUES: self.normalized(tile)[None]}, self.tile_rows)
             for tile in features
         ]
 
     def _cut(self, canvas: Pixels, picture: Pixels, resize: Resize) -> Pixels:
-        """Return the tiles of a canvas, and the whole picture unless there is one: (T, H, H, 3)."""
+        """Return the tiles of a canvas, then the whole picture if several tiles: (T, H, H, 3)."""
         side = self.tile_size
         shape = canvas.shape[0] // side, side, canvas.shape[1] // side, side, NUM_CHANNELS
         tiles = canvas.reshape(shape).swapaxes(1, 2).reshape(-1, side, side, NUM_CHANNELS)
@@ -115,10 +115,10 @@ class _Tiles(GivenPicture):
 
 @dataclass(frozen=True, kw_only=True)
 class TiledPicture(_Tiles, MediumEntry):
-    """Tiles of a picture that nearly keeps its aspect, such as of Idefics3 and SmolVLM.
+    """Tiles of a picture that nearly keeps its aspect, as in Idefics3 and SmolVLM.
 
     Attributes:
-        longest_edge: pixels of its longer side, before both are rounded up to tiles.
+        longest_edge: pixels of the longer side, before both sides are rounded up to tiles.
     """
 
     kind: str = "tiles"
@@ -133,7 +133,7 @@ class TiledPicture(_Tiles, MediumEntry):
         return (rows, columns) if rows * columns > 1 else (0, 0)
 
     def resized(self, picture: Pixels, resize: Resize) -> Pixels:
-        """See GivenPicture: (T, H, H, 3). Resizes one after the other, as transformers does."""
+        """See GivenPicture: (T, H, H, 3). Resizes twice in turn, as transformers does."""
         for size in self._sizes(picture.shape[:2]):
             picture = resize(picture, size, self.resample)
         return self._cut(picture, picture, resize)
@@ -153,13 +153,14 @@ class TiledPicture(_Tiles, MediumEntry):
 
 @dataclass(frozen=True, kw_only=True)
 class CanvasPicture(_Tiles, MediumEntry):
-    """Tiles of the canvas whose aspect is nearest to that of the picture, as of GraniteDocling.
+    """Tiles of the canvas whose aspect is nearest to the picture's, as in GraniteDocling.
 
     Attributes:
-        least_tiles, most_tiles: of a canvas.
-        dense_most_tiles: instead of ``most_tiles``, for a picture whose width a canvas of these
-            scales by less than ``dense_most_scale``, and is more than ``dense_least_aspect`` and at
-            most ``dense_most_aspect`` times its height. Numbers that are 0 are not used.
+        least_tiles, most_tiles: limits of the tiles of a canvas.
+        dense_most_tiles: used instead of ``most_tiles`` for a picture that meets two conditions.
+            Its canvas with ``most_tiles`` scales its width by less than ``dense_most_scale``. And
+            its width is more than ``dense_least_aspect`` and at most ``dense_most_aspect`` times
+            its height. Numbers that are 0 are not used.
     """
 
     kind: str = "canvas-tiles"
@@ -172,11 +173,11 @@ class CanvasPicture(_Tiles, MediumEntry):
 
     def check(self, where: str) -> None:
         super().check(where)
-        most = _MOST_TILES_OF_SIDE**2
+        max_tiles = _MOST_TILES_OF_SIDE**2
         check_counts({"least_tiles": self.least_tiles}, where, self.most_tiles)
-        check_counts({"most_tiles": self.most_tiles}, where, most)
-        if self.dense_most_tiles and not self.least_tiles <= self.dense_most_tiles <= most:
-            expected = f"0, or {self.least_tiles} to {most}"
+        check_counts({"most_tiles": self.most_tiles}, where, max_tiles)
+        if self.dense_most_tiles and not self.least_tiles <= self.dense_most_tiles <= max_tiles:
+            expected = f"0, or {self.least_tiles} to {max_tiles}"
             raise mismatch(expected, self.dense_most_tiles, f"{where}: dense_most_tiles")
 
     def layout(self, size: Size) -> tuple[int, int]:
@@ -200,27 +201,27 @@ class CanvasPicture(_Tiles, MediumEntry):
         return scale <= 0 or width / size[1] < scale
 
     def _canvas(self, size: Size, most_tiles: int) -> tuple[int, int]:
-        """Return rows and columns. Of canvases as near: the largest that is half filled."""
+        """Return rows and columns of the nearest canvas, of several the largest half filled."""
         sides = range(1, min(most_tiles, _MOST_TILES_OF_SIDE) + 1)
         grids = [(rows, columns) for columns in sides for rows in sides]
-        nearest, found = math.inf, (1, 1)
+        nearest, canvas = math.inf, (1, 1)
         for rows, columns in sorted(grids, key=math.prod):
             if not self.least_tiles <= rows * columns <= most_tiles:
                 continue
             distance = abs(size[1] / size[0] - columns / rows)
             is_filled = math.prod(size) > 0.5 * self.tile_size**2 * rows * columns
             if distance < nearest or (distance == nearest and is_filled):
-                nearest, found = distance, (rows, columns)
-        return found
+                nearest, canvas = distance, (rows, columns)
+        return canvas
 
 
 def rounded_up(number: float, unit: int) -> int:
-    """Return the next multiple of a unit from a number on."""
+    """Return the least multiple of a unit that is not below a number."""
     return math.ceil(number / unit) * unit
 
 
 def _with_longest(size: Size, longest: int) -> Size:
-    """Return the size with this longer side and the same aspect, the other side rounded down."""
+    """Return the size with this longer side and the same aspect; the other side is rounded down."""
     height, width = size
     aspect = width / height
     if width >= height:

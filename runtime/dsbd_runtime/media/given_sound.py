@@ -1,4 +1,4 @@
-"""Sounds that an encoder reads into a prompt: in windows of chunks, as a whole, or as Whisper's."""
+"""Sounds that an encoder reads into a prompt: whole, in chunk windows or in Whisper's windows."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from dsbd_runtime.typed_json import check_counts, mismatch
 IS_FRAME, KEPT_ROWS, WINDOW_PAIRS = "is_frame", "kept_rows", "window_pairs"
 _MOST_FRAMES = LARGEST_SOUND["num_frames"]
 _LONGEST_PADDING = 300 * LARGEST_SOUND["sampling_rate"]  # samples
-_NUM_HALVINGS = 3  # of the frames of a chunk, by convolutions of stride 2
-_NUM_CODES = 256  # of Latin-1, the first characters of an encoder that spells what it hears
+_NUM_HALVINGS = 3  # convolutions of stride 2, which halve the frames of a chunk
+_NUM_CODES = 256  # codes of Latin-1, the first characters that a CTC output can spell
 _MOST_CHARACTERS = 2**17
 
 
@@ -29,8 +29,8 @@ class GivenSound:
     """Sound as log-mel frames: base of the kinds.
 
     Attributes:
-        recipe: the name of the prompts that transcribe it.
-        num_mels: M.
+        recipe: name of the recipe for prompts that transcribe it.
+        num_mels: number of mels, M.
         n_fft: samples of a frame.
         hop_length: samples from one frame to the next.
     """
@@ -47,11 +47,11 @@ class GivenSound:
             check_counts({name: getattr(self, name)}, where, LARGEST_SOUND[name])
 
     def num_rows(self, num_frames: int) -> int:
-        """Return the rows of a sound of so many frames."""
+        """Return the number of rows of a sound with ``num_frames`` frames."""
         raise NotImplementedError
 
     def check_features(self, features: NDArray[np.float32], least: int) -> None:
-        """Raise InputError unless features are (num_mels, frames), at least so many frames."""
+        """Raise InputError unless features are (num_mels, frames) with ``least`` frames or more."""
         shape = features.shape
         if len(shape) != 2 or shape[0] != self.num_mels or shape[1] < least:
             raise InputError(
@@ -62,12 +62,12 @@ class GivenSound:
 
 @dataclass(frozen=True, kw_only=True)
 class ChunkedSound(GivenSound, MediumEntry):
-    """Sound in chunks that are convolved alone, and windows that attend alone.
+    """Sound in chunks that are convolved separately, and windows that attend only to themselves.
 
     | input of the encoder | shape, type | meaning |
     |---|---|---|
     | input_features | [T,M,F] float32 | T chunks of F frames of M mels; zeros at the end |
-    | kept_rows | [E] int64 | the rows without padding, of the T chunks one after the other |
+    | kept_rows | [E] int64 | the rows without padding, counted over the T chunks |
 
     Attributes:
         chunk_frames: frames of a chunk, F. 100 frames become 50, 25, 13 rows.
@@ -100,7 +100,7 @@ class ChunkedSound(GivenSound, MediumEntry):
         return whole * _halved(self.chunk_frames) + _halved(rest)
 
     def pieces(self, features: NDArray[np.float32]) -> list[GivenPiece]:
-        """See MediumEntry: the windows of a sound, of (num_mels, num_frames) without padding."""
+        """See MediumEntry: the windows of a sound; features: (num_mels, num_frames), unpadded."""
         self.check_features(features, 1)
         pieces = []
         for start in range(0, features.shape[1], self.window_frames):
@@ -115,7 +115,7 @@ class ChunkedSound(GivenSound, MediumEntry):
 
 
 def _halved(num_frames: int) -> int:
-    """Return the rows of the frames of one chunk."""
+    """Return the number of rows for the frames of one chunk."""
     for _ in range(_NUM_HALVINGS):
         num_frames = -(-num_frames // 2)
     return num_frames
@@ -123,20 +123,20 @@ def _halved(num_frames: int) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class StackedSound(GivenSound, MediumEntry):
-    """Sound as pairs of log-mel frames: a conformer reads the whole, a Q-Former each window of it.
+    """Sound as pairs of log-mel frames: a conformer reads the whole, a Q-Former each window.
 
     | tensor of the encoder | shape, type | meaning |
     |---|---|---|
     | input_features | [B,P,2M] float32 | B blocks of P pairs of frames; zeros at the end |
     | is_frame | [B,P] bool | the pairs without padding |
     | window_pairs | [Q,N] int64 | the pairs of each window, BP after the last one |
-    | ctc_logits | [T,C] float32 | an output if C > 0: what each of the T = BP pairs spells |
+    | ctc_logits | [T,C] float32 | output, if C > 0: character logits of each of the T = BP pairs |
 
     Attributes:
         window_length: samples of the window in the middle of a frame.
-        block_pairs: P, which attend among each other.
-        window_pairs: N, which become ``window_rows`` rows.
-        num_characters: C: no character, Latin-1 from 1 on, then those that have no code here.
+        block_pairs: P, pairs of a block, which attend to each other.
+        window_pairs: N, pairs of a window, which become ``window_rows`` rows.
+        num_characters: C. Label 0 is no character, 1 to 255 are Latin-1, others have no code here.
     """
 
     kind: str = "stacked-sound"
@@ -171,11 +171,11 @@ class StackedSound(GivenSound, MediumEntry):
             raise mismatch(expected, self.num_characters, f"{where}: num_characters")
 
     def num_rows(self, num_frames: int) -> int:
-        """Return the rows of a sound of so many frames; an odd one at the end is dropped."""
+        """Return the number of rows for ``num_frames`` frames; an odd last frame is dropped."""
         return -(-(num_frames // 2) // self.window_pairs) * self.window_rows
 
     def pieces(self, features: NDArray[np.float32]) -> list[GivenPiece]:
-        """See MediumEntry: one piece, of (num_mels, num_frames), at least two frames."""
+        """See MediumEntry: one piece; features: (num_mels, num_frames), at least two frames."""
         self.check_features(features, 2)
         num_pairs = features.shape[1] // 2
         num_padded = -(-num_pairs // self.block_pairs) * self.block_pairs
@@ -191,14 +191,14 @@ class StackedSound(GivenSound, MediumEntry):
         return [GivenPiece(inputs, num_windows * self.window_rows)]
 
     def spelled(self, labels: NDArray[np.int64]) -> str:
-        """See MediumEntry: the first label is no character."""
+        """See MediumEntry; label 0 is no character."""
         heard = labels[np.diff(labels, prepend=-1) != 0]  # a character may last for several pairs
         return "".join(map(chr, heard[(heard > 0) & (heard < _NUM_CODES)].tolist()))
 
 
 @dataclass(frozen=True, kw_only=True)
 class WindowedSound(GivenSound, MediumEntry):
-    """Sound as log-mel features of windows of one length, each padded with silence.
+    """Sound as log-mel features of windows of one length; the last is padded with silence.
 
     | input of the encoder | shape, type | meaning |
     |---|---|---|
@@ -207,10 +207,10 @@ class WindowedSound(GivenSound, MediumEntry):
     | is_frame | [F] bool | if ``hides_padding``: the frames without padding |
 
     Attributes:
-        num_frames: F.
-        merged: positions of the encoder, of two frames each, that become one row.
-        hides_padding: whether the encoder's attention sees no padding.
-        most_windows: of one sound.
+        num_frames: frames of a window, F.
+        merged: number of encoder positions, of two frames each, that become one row.
+        hides_padding: whether the encoder's attention excludes padding.
+        most_windows: maximum number of windows of a sound.
     """
 
     kind: str = "windowed-sound"
@@ -242,7 +242,7 @@ class WindowedSound(GivenSound, MediumEntry):
             raise mismatch(expected, self.num_frames, f"{where}: num_frames")
 
     def num_rows(self, num_frames: int) -> int:
-        """Return the rows of a sound of so many frames: at least 1, as silence follows."""
+        """Return the number of rows for ``num_frames`` frames, at least 1: silence follows."""
         whole, rest = divmod(num_frames, self.num_frames)
         rows = whole * (self.num_frames // 2 // self.merged) + -(-rest // 2) // self.merged
         return max(rows, 1)
@@ -253,7 +253,7 @@ class WindowedSound(GivenSound, MediumEntry):
         """See MediumEntry: the windows of a sound.
 
         features: (num_mels, frames of all windows, with padding).
-        num_frames: those without padding; None: all.
+        num_frames: number of frames without padding; None: all.
         """
         size = self.num_frames
         self.check_features(features, size)
@@ -263,7 +263,7 @@ class WindowedSound(GivenSound, MediumEntry):
         for start in range(0, left, size):
             number = min(left - start, size)
             if not (num_rows := -(-number // 2) // self.merged):
-                break  # too short an end for a row
+                break  # the rest is too short for a row
             inputs = {
                 INPUT_FEATURES: features[:, start : start + size],
                 KEPT_ROWS: np.arange(num_rows),
