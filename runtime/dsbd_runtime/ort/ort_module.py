@@ -33,7 +33,7 @@ _VNNI = {"avx512_vnni", "avx_vnni"}
 
 
 def import_ort() -> ModuleType:
-    """Return the module onnxruntime; raise ImportError unless a package that contains it is there.
+    """Return the module onnxruntime; raise ImportError if no installed package contains it.
 
     From 1.29 on its wheels report every opened session to Microsoft, unless ``TELEMETRY_SWITCH`` is
     in the environment at the first use: it is set here unless the user has set it. (The thread
@@ -145,7 +145,7 @@ class OrtGraphs:
                     providers=[self.provider.ort_name],
                     enable_fallback=False,  # which would print to stdout and try the same again
                 )
-        except Exception as error:  # its exceptions share no base but this one
+        except Exception as error:  # ONNX Runtime's exceptions have no other common base
             reason = " ".join(str(error).split())
             raise BundleError(
                 f"ONNX Runtime cannot load {path} ({reason}); copy the bundle or export again"
@@ -193,8 +193,8 @@ POLICY = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 MAPS = Path("/proc/self/maps")
 _MADV_HUGEPAGE, _MADV_COLLAPSE = 14, 25
 _SMALLEST = 4 << 20  # smaller ranges fit the TLB
-_AT_ONCE = 4 << 20  # of memory: 5 to 10 ms
-_PAUSE = 10.0  # times as long as the memory before took
+_AT_ONCE = 4 << 20  # bytes that one call gathers, in 5 to 10 ms
+_PAUSE = 10.0  # a pause takes this many times as long as the call before it
 
 Range = tuple[int, int]
 """First address, and the address after the last."""
@@ -213,16 +213,16 @@ def huge_pages() -> Iterator[None]:
 
     From Linux 6.1 on the memory is gathered after the block, in a thread; earlier versions gather
     over time. The thread pauses most of the time: memory that is being gathered delays calls and
-    the opening of other engines (a pair of 2.4 GB took three times as long). Other systems, and
-    those whose administrator set ``never``, are left alone. A refusal costs only speed, and is
-    logged at level DEBUG.
+    the opening of other engines (a pair of 2.4 GB took three times as long). Nothing is done on
+    other systems, or if the administrator has set ``never``. If the kernel refuses, this costs
+    only speed; it is logged at level DEBUG.
     """
     if not are_offered():
         yield
         return
     before = set(private_ranges(MAPS.read_text()))
     yield
-    grown = [found for found in private_ranges(MAPS.read_text()) if found not in before]
+    grown = [each for each in private_ranges(MAPS.read_text()) if each not in before]
     gathering = threading.Thread(
         target=_gather, args=(list(inner_pages(grown)),), name="dsbd-huge-pages", daemon=True
     )
@@ -240,7 +240,10 @@ def are_offered(platform: str = sys.platform, policy: Path = POLICY) -> bool:
 
 
 def private_ranges(maps: str) -> Iterator[Range]:
-    """Yield a process's writeable memory that is not of files; ``maps``: text of /proc/PID/maps."""
+    """Yield a process's writeable memory without mapped files.
+
+    maps: the text of /proc/PID/maps.
+    """
     for line in maps.splitlines():
         addresses, mode, _, _, inode, *name = line.split(maxsplit=5)
         if mode == "rw-p" and inode == "0" and (not name or name[0] == "[heap]"):

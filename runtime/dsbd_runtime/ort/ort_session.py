@@ -80,8 +80,8 @@ class OrtSession:
             part.bind(call, self._binder)
         began = time.perf_counter()
         try:
-            found = self._binder.run(self._engine)
-        except Exception as error:  # ONNX Runtime's exceptions share no base but this one
+            outputs = self._binder.run(self._engine)
+        except Exception as error:  # ONNX Runtime's exceptions have no other common base
             sizes = (
                 f"{call.forward.num_new} rows from row {call.first_row} on, logits of "
                 f"{len(call.forward.logit_rows)}, caches of {self.rows.capacity}"
@@ -89,7 +89,7 @@ class OrtSession:
             remedy = "shorten the prompt, ask for fewer beams or a shorter draft"
             raise call_error(self._model_path, sizes, error, remedy) from error
         call.count_run(time.perf_counter() - began)
-        self._head.collect(call, found)
+        self._head.collect(call, outputs)
 
     def close(self) -> None:
         self._engine = None

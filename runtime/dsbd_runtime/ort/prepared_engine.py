@@ -61,7 +61,7 @@ _log = logging.getLogger(__name__)
 class PreparedEngine:
     """The prepared form of one engine of a bundle.
 
-    folder: of prepared engines of all bundles; created if absent.
+    folder: the folder with the prepared engines of all bundles; created if absent.
     source_digest, num_bytes: digest and size of the engine's files.
     verify: whether an opening compares hashes instead of checksums.
     """
@@ -73,7 +73,7 @@ class PreparedEngine:
 
     @classmethod
     def of_bundle(cls, folder: Path, bundle: Bundle, role: str) -> PreparedEngine:
-        """Return that of "target" or "draft", by the hashes of its files in the manifest."""
+        """Return the one of "target" or "draft", by the hashes of its files in the manifest."""
         files = bundle.manifest.files
         of_engine = {
             name: files[name]
@@ -94,8 +94,8 @@ class PreparedEngine:
     ) -> Any:
         """Return the engine, opened from its prepared form, which is made if absent.
 
-        A damaged one is made again. If it cannot be written, the original is opened. Both log a
-        warning. open_engine: opens a graph; raises BundleError if it cannot.
+        A damaged prepared engine is made again. If it cannot be written, the original is opened.
+        Both log a warning. open_engine: opens a graph; raises BundleError if it cannot.
         """
         place = self.folder / self._name(ort, new_options())
         with phase(f"comparing the checksums of the prepared engine {place}"):
@@ -220,8 +220,10 @@ def _processor(cpu_info: Path = Path("/proc/cpuinfo")) -> tuple[str, str]:
         lines = cpu_info.read_text(encoding="ascii", errors="replace").splitlines()
     except OSError:
         return platform.machine(), platform.processor()
-    known = (line for line in lines if line.lower().startswith(("flags", "features", "model name")))
-    return platform.machine(), "\n".join(sorted(set(known)))
+    relevant = (
+        line for line in lines if line.lower().startswith(("flags", "features", "model name"))
+    )
+    return platform.machine(), "\n".join(sorted(set(relevant)))
 
 
 def _precision(options: Any) -> str:

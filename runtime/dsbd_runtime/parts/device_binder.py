@@ -20,13 +20,13 @@ class StagedCall:
 
     S and R are rounded up to one of ``forward_bucket``, other dimensions to powers of two.
 
-    sizes: of the dimensions so far, by name; calls of equal sizes are bound once.
+    sizes: sizes of the dimensions so far, by name; calls of equal sizes are bound once.
     first_row: cache row of the first of the call's rows.
     written: host arrays that the call reads, with their padding values.
     used: device arrays that it reads or writes.
-    outputs: of the head, for ``num_logit_rows`` rows.
+    outputs: outputs of the head, for ``num_logit_rows`` rows.
     befores, afters: copies on the device around the call.
-    run_s: seconds from the first work that is queued to the end of all.
+    run_s: seconds from the queueing of the first work to the end of all work.
     """
 
     is_cleared = True
@@ -54,14 +54,14 @@ class StagedCall:
         self._inputs = inputs
 
     def size(self, dim: str, number: int) -> int:
-        """Return the size that a dimension has in the call, of which ``number`` rows are used."""
+        """Return the size of a dimension in the call; the call uses ``number`` rows of it."""
         if dim not in self.sizes:
             bucket = forward_bucket if dim == "R" else row_bucket
             self.sizes[dim] = bucket(number, _MOST)
         return self.sizes[dim]
 
     def write(self, arrays: Mapping[str, NDArray[Any]], padding: int = 0) -> None:
-        """Let the call read host arrays by name; ``padding`` is the number in further rows."""
+        """Let the call read host arrays by name; ``padding`` is the value in padding rows."""
         for name, array in arrays.items():
             self.written[name] = array, padding
             for dim, number in zip(self._inputs[name].shape, array.shape, strict=True):
@@ -95,15 +95,15 @@ def row_bucket(num_rows: int, limit: int) -> int:
 def forward_bucket(num_rows: int, limit: int) -> int:
     """Return the rows of the call that a forward of ``num_rows`` rows is padded to.
 
-    Finer than ``row_bucket`` for common verifications, because each padding row costs attention
-    and products: with a limit of 256, 9 gives 16, 33 gives 40, 49 gives 64, 100 gives 128. In
-    steps of 8, as tensor cores multiply.
+    The steps are finer than those of ``row_bucket`` for common verifications, because each padding
+    row costs attention and products: with a limit of 256, 9 gives 16, 33 gives 40, 49 gives 64, 100
+    gives 128. The steps are multiples of 8, which suits tensor cores.
     """
     fitting = (rows for rows in _FORWARD_ROWS if rows >= num_rows)
     return min(next(fitting, row_bucket(num_rows, limit)), limit)
 
 
 def padded_rows(num_new: int, limit: int) -> int:
-    """Return the rows of calls of at most ``limit``, the last one padded: 300 take 256 + 48."""
+    """Return the rows of all calls of at most ``limit`` rows, with padding: 300 give 256 + 48."""
     rest = num_new % limit
     return num_new - rest + (forward_bucket(rest, limit) if rest else 0)

@@ -30,15 +30,15 @@ def call_error(
 
 
 def _check_tensors(
-    model_path: Path, kind: str, expected_by_name: Mapping[str, TensorSpec], found: Sequence[Any]
+    model_path: Path, kind: str, expected_by_name: Mapping[str, TensorSpec], tensors: Sequence[Any]
 ) -> None:
-    found_by_name = {tensor.name: tensor for tensor in found}
-    if missing := [name for name in expected_by_name if name not in found_by_name]:
+    tensor_by_name = {tensor.name: tensor for tensor in tensors}
+    if missing := [name for name in expected_by_name if name not in tensor_by_name]:
         raise _contradiction(model_path, f"lacks the {kind} {missing[0]}")
-    if unknown := [name for name in found_by_name if name not in expected_by_name]:
+    if unknown := [name for name in tensor_by_name if name not in expected_by_name]:
         raise _contradiction(model_path, f"has an {kind} {unknown[0]} that the manifest excludes")
     for name, expected in expected_by_name.items():
-        tensor = found_by_name[name]
+        tensor = tensor_by_name[name]
         if tensor.type != expected.type:
             raise _contradiction(
                 model_path, f"has {kind} {name} of {tensor.type}, the manifest says {expected.type}"
@@ -52,11 +52,11 @@ def _check_tensors(
             )
 
 
-def _fits(found: Sequence[int | str | None], expected: Sequence[int | str | None]) -> bool:
+def _fits(shape: Sequence[int | str | None], expected: Sequence[int | str | None]) -> bool:
     """Return whether each static dimension equals the expected one; dynamic ones always fit."""
-    return len(found) == len(expected) and all(
+    return len(shape) == len(expected) and all(
         not isinstance(dim, int) or dim == expected_dim
-        for dim, expected_dim in zip(found, expected, strict=True)
+        for dim, expected_dim in zip(shape, expected, strict=True)
     )
 
 

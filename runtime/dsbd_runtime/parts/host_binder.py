@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-_MOST_BYTES = 1 << 16  # of an array that is copied; a larger one is bound where it is
-_MOST_KEPT = 256  # arrays; beyond, all are dropped
+_MOST_BYTES = 1 << 16  # of an array that is copied; larger ones are bound
+_MOST_KEPT = 256  # arrays; with more, all are dropped
 
 
 @dataclass(frozen=True)
@@ -53,12 +53,12 @@ class HostBinder:
     """
 
     def __init__(self, ort: ModuleType, binding: Any, name: str) -> None:
-        """``name``: of the engine, in errors."""
+        """name: the engine's name in errors."""
         self.name = name
-        self.is_cleared = True  # nothing that lasts is bound: caches have to be bound again
+        self.is_cleared = True  # no long-lived array is bound: caches have to be bound again
         self._ort = ort
         self._binding = binding
-        self._options: Any = None  # of the next call
+        self._options: Any = None  # options of the next call
         self._head: tuple[HeadOutput, ...] = ()
         self._kept: dict[tuple[str, tuple[int, ...]], _Kept] = {}
         self._bound: dict[str, Any] = {}  # by name: identifies the bound array
@@ -76,7 +76,7 @@ class HostBinder:
         self._bound.clear()
 
     def release_memory(self) -> None:
-        """Have the next call give up the memory that it does not need itself."""
+        """Let the next call release the memory that it does not need itself."""
         self._options = releasing_options(self._ort)
 
     def run(self, engine: Any) -> dict[str, NDArray[Any]]:
@@ -84,15 +84,15 @@ class HostBinder:
         self.is_cleared = False
         engine.run_with_iobinding(self._binding, self._options)
         self._options = None
-        found = {}
+        outputs = {}
         for output in self._head:
             array = self._bound[output.name].array
             is_kept = array.nbytes <= _MOST_BYTES
-            found[output.name] = array.copy() if is_kept else self._bound.pop(output.name).array
-        return found
+            outputs[output.name] = array.copy() if is_kept else self._bound.pop(output.name).array
+        return outputs
 
     def write(self, arrays: Mapping[str, NDArray[Any]], padding: int = 0) -> None:
-        """Let the call read host arrays by name, which stay as they are until it is made."""
+        """Let the call read host arrays by name; the caller leaves them unchanged until then."""
         for name, array in arrays.items():
             if array.nbytes > _MOST_BYTES:
                 self._bind(name, self.value_on(np.ascontiguousarray(array)))
@@ -126,7 +126,7 @@ class HostBinder:
             self._bound[past] = memory
 
     def read(self, name: str, array: NDArray[Any]) -> None:
-        """Let calls read an array where it lies."""
+        """Let calls read an array without a copy."""
         memory = array.ctypes.data, array.shape
         if self._bound.get(name) != memory:
             self._binding.bind_ortvalue_input(name, self.value_on(array))
@@ -153,7 +153,7 @@ class HostBinder:
         self._bound[name] = value
 
     def _new(self, name: str, array: NDArray[Any]) -> _Kept:
-        """Return memory for a call; if small, for all whose array of this name has this shape."""
+        """Return memory for a call; small memory is kept for later calls with this shape."""
         kept = _Kept(array, self.value_on(array))
         if array.nbytes <= _MOST_BYTES:
             if len(self._kept) == _MOST_KEPT:

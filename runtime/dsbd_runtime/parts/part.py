@@ -1,19 +1,19 @@
 """Part: one kind of state of an engine, its entry in the manifest, and a call as the parts see it.
 
-An engine is a list of parts. Its manifest entry lists what it is made of (``ModelEntry.parts``), a
-``PartEntry`` for each kind; opened, each entry becomes a ``Part``, which binds what a call reads
-and writes of its kind. A kind that an engine lacks is absent from the list.
+An engine is a list of parts. Its manifest entry has a ``PartEntry`` for each of them
+(``ModelEntry.parts``). When the engine is opened, each entry becomes a ``Part``, which binds the
+tensors of its kind that a call reads and writes. A kind that an engine lacks is not in the list.
 
-Dimensions of tensors are numbers or names; those of one name are equal within a call:
+Dimensions of tensors are numbers or names. Dimensions with the same name are equal within a call:
 
 | name | of one engine call |
 |---|---|
 | S | forest nodes, parents before children |
 | C | capacity of the caches in rows |
 | R | rows whose logits are requested |
-| F, T, P | features returned by a target, and read of the target's and of the draft's own |
-| A, M, B, L | with recent rows: ancestors, capacity, checkpoints, new rows of each |
-| Q, E, D | with sources: sources of the call, rows of the longest, rows of the call of each |
+| F, T, P | features that a target returns; the target's and the draft's features that are read |
+| A, M, B, L | with recent rows: ancestors, capacity, checkpoints, new rows of a checkpoint |
+| Q, E, D | with sources: sources of the call, rows of the longest, rows of the call for a source |
 | K | rows to move |
 """
 
@@ -73,15 +73,15 @@ class Call:
     """One engine call: some rows of a forward, or all of them.
 
     forward: the S = ``num_new`` rows; the cache's rows ``first_row`` to ``stop - 1``.
-    whole: the forward that they are rows of, from its row ``start`` on.
-    returned: what the whole forward returns, by field of ``ForwardResult``; parts fill it in.
-    outputs: of earlier calls of the whole forward, by name of the graph.
+    whole: the whole forward; the call's rows begin at its row ``start``.
+    returned: results of the whole forward, by field of ``ForwardResult``; parts fill it in.
+    outputs: outputs of earlier calls of the whole forward, by their name in the graph.
     """
 
     def __init__(
         self, forward: Forward, first_row: int, of: Call | None = None, start: int = 0
     ) -> None:
-        """Take the rows; ``of``: the call of the whole forward, of which ``start`` is the first."""
+        """Take the rows; ``of``: the whole forward's call, whose row ``start`` is the first."""
         self.num_new = num_new = len(forward.token_ids)
         self.forward = forward
         self.first_row = first_row
@@ -94,7 +94,7 @@ class Call:
         self.outputs: dict[str, NDArray[Any]] = {} if of is None else of.outputs
 
     def part(self, start: int, stop: int) -> Call:
-        """Return the call of the rows ``start`` to ``stop - 1``; itself if these are all."""
+        """Return the call of the rows ``start`` to ``stop - 1``; the same object for all rows."""
         if stop - start == self.num_new:
             return self
         forward = self.forward.part(start, stop)
@@ -126,13 +126,13 @@ class HostGraphs(Protocol):
         """Return the session on a graph whose weights the engine has mapped already."""
 
     def releasing_options(self) -> Any:
-        """Return the options of a call that gives up memory when it is over."""
+        """Return the options of a call that frees its memory at the end."""
 
 
 class PartEntry:
-    """Description of one kind of state in the manifest; a kind overrides what differs.
+    """Description of one kind of state in the manifest; a kind overrides the members that differ.
 
-    lacks: for a kind that devices refuse, what they do not do, such as "reads no sources".
+    lacks: for a kind that devices refuse, the error's words for it, such as "reads no sources".
     """
 
     lacks: ClassVar[str] = ""
@@ -155,20 +155,20 @@ class PartEntry:
         raise NotImplementedError
 
     def on_device(self, place: DevicePlace) -> Part:
-        """Return the same with its memory on a device; ProviderError: devices refuse this kind."""
+        """Return the part with its memory on a device; ProviderError: devices refuse this kind."""
         raise ProviderError(f"{place.device.name} {self.lacks}; run it on the CPU")
 
 
 class Part:
-    """One kind of state of an open engine; a kind overrides the verbs that it needs.
+    """One kind of state of an open engine; a kind overrides the methods that it needs.
 
-    reads: the optional fields of ``Forward`` that are for it, each with the sentence of the error
-        for an engine that does not read it.
-    sentences: those of all kinds.
+    reads: the optional fields of ``Forward`` that the part reads. The value is the error message
+        for an engine that does not read the field.
+    sentences: ``reads`` of all kinds.
     splits: whether it makes several calls of one, see ``calls``.
     grows_in_calls: whether ``num_bytes`` changes in calls too, not only in ``reserve``.
-    num_bytes: of the rows that it keeps.
-    missing: for an engine without it, the sentence of the error that it is asked for.
+    num_bytes: bytes of the rows that it keeps.
+    missing: error message if the part is requested from an engine without it.
     returns: its outputs with a row for each logit row, which the head collects; each has the name
         of a field of ``ForwardResult``.
     """
@@ -188,23 +188,23 @@ class Part:
         return 0
 
     def calls(self, call: Call) -> Iterator[Call]:
-        """Yield the calls by which one is made, which the caller makes one by one.
+        """Yield the calls that make up ``call``; the caller runs each before the next one.
 
         Code after a ``yield`` runs when that call has been made, and not if it failed.
         """
         yield call
 
     def bind(self, call: Call, binder: Any) -> None:
-        """Say what a call reads and writes of its kind.
+        """Bind the tensors of this kind that a call reads and writes.
 
-        InputError: the engine does not take the forward, nothing has been computed.
+        InputError: the engine does not take the forward; nothing has been computed.
         CapacityError: no memory.
         """
 
     def reserve(self, num_rows: int, num_used: int) -> None:
         """Make room for ``num_rows`` rows of the cache, keep the first ``num_used``.
 
-        With ``num_used`` 0 a path begins anew; with ``num_rows`` 0 as well all memory is given up.
+        With ``num_used`` 0 a new path begins. With ``num_rows`` 0 too, all memory is freed.
         """
 
     def keep(self, rows: Ints) -> None:
@@ -218,7 +218,7 @@ PartT = TypeVar("PartT", bound=Part)
 
 
 def part_of(parts: Iterable[Part], kind: type[PartT]) -> PartT:
-    """Return the part of a kind; raise InputError with its sentence for an engine without it."""
+    """Return the part of a kind; raise InputError with ``missing`` for an engine without it."""
     for part in parts:
         if isinstance(part, kind):
             return part
@@ -229,8 +229,8 @@ def part_of(parts: Iterable[Part], kind: type[PartT]) -> PartT:
 class HostPlace:
     """Where the parts of an engine in host memory are opened.
 
-    binder, folder: of the engine. graphs: opens graphs of the folder. opened: the parts so far.
-    of_target: of a draft, opens or finds its target's part of an entry's kind, to share it.
+    binder, folder: the engine's. graphs: opens graphs of the folder. opened: the parts so far.
+    of_target: for a draft, opens or finds the target's part of an entry's kind, to share it.
     """
 
     binder: HostBinder

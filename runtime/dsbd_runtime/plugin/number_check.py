@@ -1,7 +1,7 @@
-"""Check of an engine's numbers when it is opened: drivers of GPUs differ, and some are wrong.
+"""Check that an engine computes right numbers when it is opened: some GPU drivers do not.
 
-A prompt, a forest of more rows than a subgroup has, a prune and further rows, the last of which are
-replayed calls: the engine must give the CPU's numbers.
+It runs a prompt, a forest with more rows than a subgroup, a prune and further rows. The last calls
+are replayed ones. The engine must return the CPU's numbers.
 """
 
 import numpy as np
@@ -20,7 +20,7 @@ from dsbd_runtime.ort.ort_session import OrtSession
 
 _NUM_PROMPT, _NUM_NODES = 9, 35
 _NUM_LAST = 4  # calls of one size: two are queued and the second is recorded, two are replayed
-_MOST_DIFFERENCE = {"fp32": 1e-3, "fp16": 5e-2}  # of the largest logit, for numbers of a type
+_MOST_DIFFERENCE = {"fp32": 1e-3, "fp16": 5e-2}  # by type, as a fraction of the largest logit
 
 
 def check_numbers(session: DeviceSession, request: EngineOptions) -> None:
@@ -29,7 +29,7 @@ def check_numbers(session: DeviceSession, request: EngineOptions) -> None:
     name = f"{place.provider.name}:{place.device_id}"
     model = CausalLM(session, entry)
     try:
-        found = _numbers(model)
+        computed = _numbers(model)
     except (CapacityError, EngineError) as error:
         raise ProviderError(
             f"{name} cannot run {request.bundle.model_path(request.role)}: {error}; use provider "
@@ -39,9 +39,9 @@ def check_numbers(session: DeviceSession, request: EngineOptions) -> None:
         model.keep(np.zeros(0, np.int64))
     wanted = _numbers_on_cpu(request)
     size = float(np.abs(wanted[np.isfinite(wanted)]).max(initial=1.0))
-    others = found != wanted  # equal are the -inf of tokens that a draft never proposes
-    difference = float(np.abs(found[others] - wanted[others]).max(initial=0.0))
-    if not difference <= _MOST_DIFFERENCE[entry.dtype] * size:  # also if it is no number
+    others = computed != wanted  # -inf of tokens that a draft never proposes is equal
+    difference = float(np.abs(computed[others] - wanted[others]).max(initial=0.0))
+    if not difference <= _MOST_DIFFERENCE[entry.dtype] * size:  # true for NaN too
         raise ProviderError(
             f"{name} computes wrong logits: they differ by {difference:.3g} from the CPU's, whose "
             f"largest is {size:.3g}; update the GPU's driver, or use provider 'cpu'"
@@ -66,18 +66,18 @@ def _numbers(model: CausalLM) -> NDArray[np.float32]:
     for row, parent in enumerate([*prompt, *forest]):
         seen[row] = seen[parent]
         seen[row, row] = True
-    found = [
+    logits = [
         _logits(model, seen[:_NUM_PROMPT, :_NUM_PROMPT], np.array([_NUM_PROMPT - 1])),
         _logits(model, seen[_NUM_PROMPT:], nodes),
     ]
     model.keep(seen[-1].nonzero()[0])
     for _ in range(_NUM_LAST):
-        found.append(_logits(model, np.ones((1, model.num_rows + 1), np.bool_), np.array([0])))
-    return np.concatenate(found)
+        logits.append(_logits(model, np.ones((1, model.num_rows + 1), np.bool_), np.array([0])))
+    return np.concatenate(logits)
 
 
 def _logits(model: CausalLM, mask: NDArray[np.bool_], rows: Ints) -> NDArray[np.float32]:
-    """Append rows with the mask (S, N); return numbers of those of ``rows``, (rows, n)."""
+    """Append rows with the mask (S, N); return the logits of ``rows``, (rows, n)."""
     num_new = len(mask)
     token_ids = (np.arange(num_new) * 7919 + model.num_rows) % model.spec.vocab_size
     positions = np.minimum(mask.sum(axis=1) - 1, model.context_length - 1)

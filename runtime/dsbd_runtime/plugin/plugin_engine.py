@@ -42,22 +42,23 @@ def open_plugin_session(request: EngineOptions) -> DeviceSession:
     paths = bundle.model_path(role), bundle.prune_path(role)
     check_runnable(provider, entry, paths[0])
     ort = import_ort_for(provider)
-    found = plugin_device(ort, provider, placement.device_id)
+    ort_device = plugin_device(ort, provider, placement.device_id)
     options = dict(provider.options)
     if request.records_calls:
         options[GRAPH_CAPTURE] = "1"
     device = ValueDevice(ort, provider.name, placement.device_id)
     with TURNS:
         sessions = [
-            open_on_provider(ort, path, provider, options, plugin_device=found) for path in paths
+            open_on_provider(ort, path, provider, options, plugin_device=ort_device)
+            for path in paths
         ]
     check_graph(paths[0], entry.contract, sessions[0])
     engine, prune_engine = (
         ValueEngine(ort, session, path, device)
         for session, path in zip(sessions, paths, strict=True)
     )
-    most = MOST_RECORDED if request.records_calls else 0
-    model = LoadedModel(device, engine, prune_engine, entry, MAX_FORWARD_ROWS, most)
+    most_recorded = MOST_RECORDED if request.records_calls else 0
+    model = LoadedModel(device, engine, prune_engine, entry, MAX_FORWARD_ROWS, most_recorded)
     session = DeviceSession(replace(model, grows_by_moves=reads_sources(sessions[1])))
     try:
         check_numbers(session, request)

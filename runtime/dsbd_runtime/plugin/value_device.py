@@ -94,7 +94,7 @@ class ValueDevice:
         try:
             with TURNS:
                 value.numpy()
-        except Exception as error:  # ONNX Runtime's exceptions share no base but this one
+        except Exception as error:  # ONNX Runtime's exceptions have no other common base
             raise MemoryError(f"{self.name}: {array.num_bytes:,} bytes: {error}") from error
         return array
 
@@ -114,7 +114,7 @@ class ValueDevice:
         source_row: int = 0,
         target_row: int = 0,
     ) -> None:
-        """See Device; by way of the host."""
+        """See Device; the copy goes through the host."""
         rows = source.memory.numbers[..., source_row : source_row + num_rows, :]
         target.memory.numbers[..., target_row : target_row + num_rows, :] = rows
         target.memory.is_host_newer = True
@@ -139,7 +139,7 @@ class ValueDevice:
             self._graph_id = _NOT_RECORDED
 
     def run_options(self) -> Any:
-        """Return the options of a call: of which recorded work it is part."""
+        """Return the options of a call, which name the recorded work that it belongs to."""
         options = self._ort.RunOptions()
         options.add_run_config_entry(_GRAPH, self._graph_id)
         return options
@@ -148,7 +148,7 @@ class ValueDevice:
         """See Device; copies to the host have waited."""
 
     def close(self) -> None:
-        """See Device; there is no queue of its own."""
+        """See Device; this device has no separate queue."""
 
 
 @dataclass(frozen=True)
@@ -216,7 +216,7 @@ class ValueArrays:
             self._device.num_waits += array.memory.is_device_newer
             try:
                 array.memory.numbers  # noqa: B018 (copies them)
-            except Exception as error:  # ONNX Runtime's exceptions share no base but this one
+            except Exception as error:  # ONNX Runtime's exceptions have no other common base
                 raise EngineError(
                     f"{self._device.name} has failed: {' '.join(str(error).split())}; open the "
                     "bundle again"

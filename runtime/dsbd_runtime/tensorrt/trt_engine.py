@@ -94,7 +94,9 @@ class TrtEngine:
         num_rows = max(
             dim for name, array in inputs.items() for dim in self._dynamic_dims(name, array.shape)
         )
-        profile = next((i for i, most in enumerate(self._profiles) if num_rows <= most), None)
+        profile = next(
+            (i for i, max_rows in enumerate(self._profiles) if num_rows <= max_rows), None
+        )
         if profile is None:
             raise CapacityError(
                 f"a call of {num_rows} rows does not fit {self._path}, which was built for "
@@ -259,7 +261,7 @@ class TrtContexts:
     def __init__(
         self, trt: ModuleType, plan: Any, device: CudaDevice, kernels_file: Path | None
     ) -> None:
-        """``kernels_file``: of the kernels that TensorRT for RTX compiles, or None."""
+        """kernels_file: file for the kernels that TensorRT for RTX compiles, or None."""
         self._plan = plan
         self._device = device
         self._kernels_file = kernels_file
@@ -280,7 +282,7 @@ class TrtContexts:
             self._config.set_runtime_cache(self._kernels)
 
     def make(self) -> Any:
-        """Return a new context, None without room; raise MemoryError without scratch memory."""
+        """Return a new context; None: no room. MemoryError: no room for the scratch memory."""
         num_bytes = int(self._plan.device_memory_size_v2)
         if self._scratch is None and num_bytes:
             self._scratch = self._device.allocate((num_bytes,), "uint8")
@@ -306,7 +308,7 @@ def kernels_file(
     plan: Path,
     environment: Mapping[str, str] = os.environ,
 ) -> Path | None:
-    """Return the file of a plan's kernels in $XDG_CACHE_HOME/dsbd-ort; None: the plan has them."""
+    """Return the path for a plan's kernels in $XDG_CACHE_HOME/dsbd-ort; None: they are in it."""
     if not flavour.compiles_kernels:
         return None
     root = environment.get("XDG_CACHE_HOME")

@@ -28,7 +28,7 @@ class EngineRecord:
     """Content of engine.json, on engine.plan (the model) and prune.plan (the prune graph).
 
     flavour: a key of ``trt_module.FLAVOURS``.
-    compute_capability: that they were built for, such as "12.0".
+    compute_capability: the compute capability that they were built for, such as "12.0".
     step_profiles: maximum rows S of a call, by optimization profile of engine.plan.
     move_profiles: maximum rows K of a call, by optimization profile of prune.plan.
     attention: "fused" with one kernel per layer, "decomposed" when computed in pieces.
@@ -52,7 +52,7 @@ def write_record(record: EngineRecord, folder: Path) -> None:
 
 
 def find_record(bundle: Bundle, role: str) -> EngineRecord | None:
-    """Return the record of the engines of a role, None without; BundleError: it is invalid."""
+    """Return the record of a role's engines, None if there are none; BundleError: invalid."""
     files = bundle.manifest.files
     if f"{role}/{RECORD_FILE}" not in files:
         return None
@@ -85,7 +85,7 @@ def _check_record(record: EngineRecord, where: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class TrtMachine:
-    """Versions of a machine that an engine must match; None is unknown."""
+    """Versions of a machine that an engine must match; None: unknown."""
 
     tensorrt_version: str | None
     compute_capability: str | None

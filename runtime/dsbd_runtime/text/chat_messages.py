@@ -49,7 +49,7 @@ class Arguments(dict[str, Any]):
 
 
 class MediaPart(dict[str, Any]):
-    """A part of a content that is no text, such as a sound that a reader of sounds has read."""
+    """A content part other than text, such as a sound that a reader of sounds has read."""
 
 
 def check_messages(messages: Sequence[Message]) -> None:
@@ -99,7 +99,7 @@ def joined_text(content: Any) -> Any:
 
 
 def with_joined_parts(messages: Sequence[Message], render: Render) -> Sequence[Message]:
-    """Return messages whose texts are one text each, except parts that the template reads itself.
+    """Return messages with one text each, except for parts that the template reads itself.
 
     The template reads the parts of a message itself if the prompt has all of them, and not written
     as a list.
@@ -190,7 +190,7 @@ def call_arguments(given: Any, place: str) -> Arguments:
 
 
 def check_traces(messages: Sequence[Message], text: str, render: Render) -> None:
-    """Raise InputError for the first message, or call or name of one, that leaves no trace.
+    """Raise InputError for the first message, call or name that has no influence on the prompt.
 
     The name of a result may be that of a call before it, which is in the prompt.
     messages: as the template reads them; ``text``: the prompt.
@@ -240,12 +240,12 @@ def _is_lost(
     text: str,
     render: Render,
 ) -> bool:
-    """Return whether a part of a message without visible marks has no influence on the prompt.
+    """Return whether a part of a message whose marks are not in the prompt has no influence on it.
 
-    It has influence if another value gives another prompt. A part that cannot be marked, such as an
-    image, or whose marks the template refuses, is left out instead.
+    It has influence if another value gives another prompt. If a part cannot be marked, such as an
+    image, or the template refuses its marks, the part is left out instead.
 
-    marked, rest: the message with marks in that part, and without the part; None: without any.
+    marked, rest: the message with marks in that part, and without the part; None: nothing is left.
     """
     message, before, after = messages[index], messages[:index], messages[index + 1 :]
     other = None if marked == message else _attempt(render, [*before, marked, *after])
@@ -269,7 +269,7 @@ def _mark(number: int) -> str:
 
 
 def _marked(message: Message, index: int) -> dict[str, Any]:
-    """Return a message whose texts, and whose calls' names, are marks."""
+    """Return a message with marks instead of its texts and of its calls' names."""
     marked, content, mark = dict(message), message.get("content"), _mark(_number(index))
     calls = message.get("tool_calls")
     if calls:
@@ -298,5 +298,5 @@ def _name_of(call: Message) -> Any:
 
 
 def _with_name(message: Message, index: int) -> Message:
-    """Return a message whose name, if it has one, is a mark."""
+    """Return a message with a mark instead of its name, if it has one."""
     return {**message, "name": _mark(_number(index, _OF_NAME))} if message.get("name") else message

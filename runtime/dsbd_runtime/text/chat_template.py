@@ -65,10 +65,10 @@ class ChatTemplate:
 
     @classmethod
     def from_folder(cls, folder: Path) -> ChatTemplate:
-        """Read the templates of a folder, or else those of its tokenizer_config.json.
+        """Read the template files of a folder or, without any, those in tokenizer_config.json.
 
-        They are chat_template.jinja and additional_chat_templates/NAME.jinja, or ``chat_template``:
-        one text, or a list of named ones.
+        The files are chat_template.jinja and additional_chat_templates/NAME.jinja. The field
+        ``chat_template`` of the config is one text, or a list of named ones.
         """
         config = json_object_in(folder / TOKENIZER_CONFIG_FILE)
         sources = _sources_in(folder) or _sources_of(config.get("chat_template"))
@@ -80,7 +80,7 @@ class ChatTemplate:
         return cls(sources, _special_tokens(config))
 
     def source(self, *, has_tools: bool) -> str:
-        """Return the template's source; with tools that named ``tool_use``, if present."""
+        """Return the template's source: with tools the one named ``tool_use``, if present."""
         return self._sources[self._name(has_tools)]
 
     def _name(self, has_tools: bool) -> str:
@@ -194,7 +194,7 @@ def template_sandbox(now: Callable[[], datetime]) -> ImmutableSandboxedEnvironme
 
 
 class _GenerationTag(jinja2.ext.Extension):
-    """``{% generation %}...{% endgeneration %}`` marks the model's answers; here it is its body."""
+    """``{% generation %}...{% endgeneration %}``, which marks answers; only its body is used."""
 
     tags = {"generation"}  # noqa: RUF012 - as the base class declares it
 
@@ -216,14 +216,14 @@ class _PlainDict:
 
 
 class _PlainNamespace(Namespace):
-    """A namespace that keeps no underscored names, the way to Python's internals."""
+    """A namespace without underscored names, which would give access to Python's internals."""
 
     def __init__(*args: Any, **attributes: Any) -> None:  # so that ``namespace(self=1)`` works
-        own, *rest = args
+        namespace, *rest = args
         given = dict(*rest, **attributes)
         for name in given:
             _check_name(name)
-        Namespace.__init__(own, given)
+        Namespace.__init__(namespace, given)
 
     def __setitem__(self, name: str, value: Any) -> None:
         _check_name(name)

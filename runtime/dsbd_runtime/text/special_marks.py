@@ -82,7 +82,8 @@ class MarkedWindow:
     ) -> tuple[MarkedWindow, str]:
         """Return the next window, and its text with the marks that belong into it.
 
-        ends: whether no text follows, so that all marks do; likewise if all text is certain.
+        ends: whether no text follows; then all marks belong into it. So they do if all text is
+            certain.
         """
         if not self.waiting:
             return replace(self, window=window), text

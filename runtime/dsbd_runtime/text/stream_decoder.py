@@ -37,7 +37,7 @@ from dsbd_runtime.text.tokenizer import Tokenizer
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
-_MOST_BYTES = 4  # of a UTF-8 character
+_MOST_BYTES = 4  # in a UTF-8 character
 # Tokens that later text can depend on. The bytes of an unfinished character are in at most three
 # of them, and one of four has text that no Strip removes (tokenizer.MOST_STRIPPED).
 _NUM_CONTEXT = 4
@@ -53,10 +53,10 @@ class TextWindow:
 
     tokens: the last tokens before ``run``.
     num_given: how many characters of the text of ``tokens`` were returned.
-    num_held: how many after those were not: they can still change.
+    num_held: how many characters after those were not returned, because they can still change.
     run: byte tokens at the end that are UTF-8 so far; none of their text was returned.
-    unfinished: the last bytes of ``run``, where they begin a character.
-    invalid: the bytes that made the run at the end of ``tokens`` invalid; empty without one.
+    unfinished: the last bytes of ``run`` if they are the beginning of a character.
+    invalid: the bytes that made the run at the end of ``tokens`` invalid; empty without such a run.
     """
 
     tokenizer: Tokenizer = field(repr=False)
@@ -161,7 +161,7 @@ class TextWindow:
 
 
 def whole_text(tokenizer: Tokenizer, token_ids: Sequence[int]) -> str:
-    """Return the text of tokens, without an incomplete character at their end."""
+    """Return the text of tokens without an incomplete character at the end."""
     window = TextWindow.after(tokenizer, token_ids)
     end, num_unfinished = len(token_ids), len(window.run)
     while num_unfinished:
@@ -191,20 +191,20 @@ class StreamDecoder:
 
 
 def _end_of(tokenizer: Tokenizer, token_ids: Sequence[int]) -> Sequence[int]:
-    """Return the last tokens that the text of further tokens depends on."""
+    """Return the last tokens, on which the text of further tokens depends."""
     if not tokenizer.joints.is_local:
         return token_ids
-    found: list[int] = []
+    reversed_tokens: list[int] = []
     num_before_run = 0
     for token_id in map(int, reversed(token_ids)):
         if not tokenizer.adds_text(token_id):
             continue
-        found.append(token_id)
+        reversed_tokens.append(token_id)
         if num_before_run or tokenizer.byte_of(token_id) is None:
             num_before_run += 1
         if num_before_run == _NUM_CONTEXT:
             break
-    return found[::-1]
+    return reversed_tokens[::-1]
 
 
 def _num_unfinished(tokenizer: Tokenizer, tokens: Sequence[int], text: str) -> int:

@@ -42,8 +42,10 @@ _CODE = re.compile(r"\s*(>>[^\s<>]+<<)")
 _NO_TEXT = "\N{REPLACEMENT CHARACTER}"  # begins the names of pieces that never occur in a text
 _NUM_SHOWN = 12  # codes, in a message
 _LONG = 4096
-"""Characters, or tokens: longer ones are read as a batch of one, for which the library lets other
-threads of Python run. It takes a second for a million."""
+"""Longer texts, in characters, and longer token sequences are passed as a batch with one item.
+
+During batches the library lets other Python threads run. A million takes a second.
+"""
 _BYTE = re.compile("<0x([0-9a-fA-F+][0-9a-fA-F])>")  # the library reads "+A" as 10 as well
 
 MOST_STRIPPED = 2
@@ -114,9 +116,9 @@ class Tokenizer:
                 f"{error.start}, which is not a character; decode the input as UTF-8 before"
             ) from error
         first = list(self._added_first) if add_special_tokens else []
-        if self._id_by_code is not None and (found := _CODE.match(text)):
-            first.append(_id_of_code(found[1], self._id_by_code))
-            text = text[found.end() :]
+        if self._id_by_code is not None and (match := _CODE.match(text)):
+            first.append(_id_of_code(match[1], self._id_by_code))
+            text = text[match.end() :]
         try:
             ids = self._ids_of(text, add_special_tokens)
         except _PASSED_ON:
@@ -131,8 +133,8 @@ class Tokenizer:
     def _ids_of(self, text: str, adds: bool) -> list[int]:
         if len(text) <= _LONG:
             return self._backend.encode(text, add_special_tokens=adds).ids
-        (found,) = self._backend.encode_batch([text], add_special_tokens=adds)
-        return found.ids
+        (encoding,) = self._backend.encode_batch([text], add_special_tokens=adds)
+        return encoding.ids
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Return the text without special tokens; bytes that are not UTF-8 become U+FFFD."""
@@ -153,15 +155,15 @@ class Tokenizer:
             ) from error
 
     def bytes_of(self, token_id: int) -> bytes:
-        """Return a token's own bytes, those that it adds in the middle of a text.
+        """Return a token's own bytes, which it adds in the middle of a text.
 
         A special token is spelled out, even if ``decode`` skips it; an id outside the vocabulary
         has no bytes. A token that is part of a character has only the bytes of its part.
         """
-        found = self._bytes_by_token.get(token_id)
-        if found is None:
-            found = self._bytes_by_token[token_id] = self._own_bytes(token_id)
-        return found
+        content = self._bytes_by_token.get(token_id)
+        if content is None:
+            content = self._bytes_by_token[token_id] = self._own_bytes(token_id)
+        return content
 
     def _own_bytes(self, token_id: int) -> bytes:
         piece = self._backend.id_to_token(int(token_id))
@@ -180,7 +182,7 @@ class Tokenizer:
         return text.removeprefix(before).removesuffix(after.removeprefix(before)).encode()
 
     def name_of(self, token_id: int) -> str:
-        r"""Return a token's text, ``\xe2\x82`` of a part of a character, else its ``piece``."""
+        r"""Return a token's text, ``\xe2\x82`` for a part of a character, else its ``piece``."""
         content = self.bytes_of(token_id)
         try:
             return content.decode() or self.piece(token_id)
@@ -199,7 +201,7 @@ class Tokenizer:
 
     @functools.cached_property
     def special_token_ids(self) -> frozenset[int]:
-        """The tokens that are no text, such as the end of a sequence."""
+        """The tokens that are not text, such as the end of a sequence."""
         return frozenset(token_id for token_id, _ in self._special_by_text.values())
 
     @functools.cached_property
@@ -210,18 +212,18 @@ class Tokenizer:
     @functools.cached_property
     def _lengths_of_special(self) -> dict[str, list[int]]:
         """The lengths of the texts of special tokens by first character, longest first."""
-        found: dict[str, set[int]] = {}
+        lengths_by_first: dict[str, set[int]] = {}
         for text in self._special_by_text:
-            found.setdefault(text[:1], set()).add(len(text))
-        return {first: sorted(lengths, reverse=True) for first, lengths in found.items()}
+            lengths_by_first.setdefault(text[:1], set()).add(len(text))
+        return {first: sorted(lengths, reverse=True) for first, lengths in lengths_by_first.items()}
 
     def split_at_special_tokens(self, text: str) -> list[str | int]:
         """Return the special tokens of a text as their ids, and the texts around them.
 
-        The longest of several that begin at one character is meant. It takes the spaces around it
-        that its entry in tokenizer.json strips.
+        If several special tokens begin at one character, the longest is taken, with the spaces
+        around it that its entry in tokenizer.json strips.
         """
-        found: list[str | int] = []
+        pieces: list[str | int] = []
         at = 0
         while at < len(text):
             lengths = self._lengths_of_special.get(text[at], ())
@@ -233,12 +235,12 @@ class Tokenizer:
             token_id, token = self._special_by_text[piece]
             before, text, at = text[:at], text[at + len(piece) :], 0
             text = text.lstrip() if token.rstrip else text
-            found += before.rstrip() if token.lstrip else before, token_id
-        return [*found, text]
+            pieces += before.rstrip() if token.lstrip else before, token_id
+        return [*pieces, text]
 
     @functools.cached_property
     def with_special_tokens(self) -> Tokenizer:
-        """The same tokenizer, whose texts have the special tokens as the vocabulary spells them."""
+        """The same tokenizer, but its texts have special tokens as the vocabulary spells them."""
         other = copy.copy(self)
         other.skips_special_tokens, other._adds_text_by_token = False, {}
         return other
@@ -266,7 +268,7 @@ class Tokenizer:
         return joints_of(None if decoder is None else json.loads(decoder.__getstate__()))
 
     def byte_of(self, token_id: int) -> int | None:
-        """Return the byte that a token is in a run of bytes, None for every other token."""
+        """Return the byte of a token that is decoded in a run of bytes; None for other tokens."""
         if not self.joints.has_byte_runs:
             return None
         match = _BYTE.fullmatch(self._backend.id_to_token(int(token_id)) or "")
@@ -274,16 +276,16 @@ class Tokenizer:
 
     def adds_text(self, token_id: int) -> bool:
         """Return whether a token ever changes a text; special and unknown tokens do not."""
-        found = self._adds_text_by_token.get(token_id)
-        if found is None:
+        adds = self._adds_text_by_token.get(token_id)
+        if adds is None:
             letter, token = (self.letter,), (token_id,)
             contexts = (((), letter), (letter, ()), (letter, letter))
-            found = any(
+            adds = any(
                 self.decode(before + token + after) != self.decode(before + after)
                 for before, after in contexts
             )
-            self._adds_text_by_token[token_id] = found
-        return found
+            self._adds_text_by_token[token_id] = adds
+        return adds
 
     @functools.cached_property
     def letter(self) -> int:
@@ -325,8 +327,8 @@ def _id_of_code(code: str, id_by_code: Mapping[str, int]) -> int:
     close = get_close_matches(code, id_by_code, n=3)
     shown = list(dict.fromkeys([*close, *sorted(id_by_code)]))[:_NUM_SHOWN]
     more = f" and {len(id_by_code) - len(shown)} more" if len(id_by_code) > len(shown) else ""
-    known = f"it has {', '.join(shown)}{more}" if shown else "it has none: leave the code out"
-    raise InputError(f"the source begins with {code}, a code that this model lacks; {known}")
+    expected = f"it has {', '.join(shown)}{more}" if shown else "it has none: leave the code out"
+    raise InputError(f"the source begins with {code}, a code that this model lacks; {expected}")
 
 
 def _reason(error: BaseException) -> str:
@@ -351,7 +353,7 @@ class TextJoints:
 
 
 def joints_of(decoder: Mapping[str, Any] | None) -> TextJoints:
-    """Return the joints of a decoder, as the JSON of tokenizer.json; None: without a decoder."""
+    """Return the joints of a decoder, given as its JSON in tokenizer.json; None: no decoder."""
     steps = list(_steps(decoder))
     kinds = [step.get("type") for step in steps]
     joins_bytes, has_byte_runs = "ByteLevel" in kinds, "ByteFallback" in kinds
@@ -402,6 +404,6 @@ def _is_by_character(step: Mapping[str, Any]) -> bool:
 
 
 def _replaced_text(step: Mapping[str, Any]) -> str:
-    """Return the plain text that a ``Replace`` looks for, "" for every other step."""
+    """Return the plain text that a ``Replace`` looks for; "" for every other step."""
     pattern = step.get("pattern") if step.get("type") == "Replace" else None
     return str(pattern.get("String", "")) if isinstance(pattern, dict) else ""

@@ -69,7 +69,7 @@ class RowMemory(Protocol):
         """Bytes that the caches take now."""
 
     def reserve(self, num_rows: int, num_used: int) -> None:
-        """Give the caches room for at least ``num_rows`` rows and keep the first ``num_used``.
+        """Make room for at least ``num_rows`` rows in the caches and keep the first ``num_used``.
 
         With ``num_used`` 0 they start again: all zero, in the smallest sufficient capacity.
         Otherwise they only grow. When it raises, the used rows are as before.

@@ -29,7 +29,7 @@ def present_name(layer: int, part: str) -> str:
 
 
 def source_name(past: str) -> str:
-    """Return the input of WebGPU's prune graph with the rows to read, by that of ``past_name``."""
+    """Return the name of the input with the rows to read, in the prune graph of WebGPU."""
     return past.replace("past_key_values", "source")
 
 
@@ -50,19 +50,19 @@ def folded_name(name: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class CacheEntry:
-    """The rows of one kind of one layer; each kind is a class, and a layer may keep several."""
+    """The rows of one kind in one layer; each kind is a class, and a layer may keep several."""
 
     layer: int
     dtype: str  # "fp32", "fp16" or "bf16"
 
     @property
     def kind(self) -> str:
-        """The name of the kind, by which a manifest finds the class: a field of each class."""
+        """The name of the kind, a field of each class; a manifest selects the class by it."""
         raise NotImplementedError
 
     @property
     def parts(self) -> dict[str, tuple[int, int]]:
-        """The tensors of the cache by their part of the name: heads, and numbers of each."""
+        """Number of heads and width of each tensor of the cache, by the last part of its name."""
         raise NotImplementedError
 
     def shape(self, part: str, capacity: int) -> tuple[int, int, int, int]:
@@ -104,7 +104,7 @@ class ConvolutionRows(CacheEntry):
     """The rows of a layer that is a short convolution over the path (docs/algorithm.md 3.11)."""
 
     width: int  # channels of its input
-    num_ancestors: int  # rows that it reads besides a node's own; one less than its kernel
+    num_ancestors: int  # rows that it reads in addition to a node's own; kernel size minus 1
     kind: str = CONVOLUTION_ROWS
 
     @property
@@ -116,12 +116,12 @@ class ConvolutionRows(CacheEntry):
 class RecurrentRows(CacheEntry):
     """The rows of a layer with a recurrent state: what each token wrote (docs/algorithm.md 3.11).
 
-    They are its key, the delta that it wrote, and the logarithm of the decay from the beginning of
-    the path to it, as the sum of two numbers.
+    A row is the token's key, the delta that it wrote, and the logarithm of the decay from the
+    beginning of the path to the token, as the sum of two numbers.
 
-    num_heads: of the deltas and decays.
-    num_key_heads: each serves as many heads as the next one.
-    most_new_rows: of one call.
+    num_heads: number of heads of the deltas and decays.
+    num_key_heads: number of key heads; each serves the same number of heads.
+    most_new_rows: the most new rows of one call.
     """
 
     num_heads: int
@@ -151,12 +151,12 @@ _RECENT = (ConvolutionRows, RecurrentRows)
 
 
 def parts_of(caches: Sequence[CacheEntry]) -> list[tuple[CacheEntry, str]]:
-    """Return every tensor of these caches as the entry of its layer and the part of its name."""
+    """Return every tensor of these caches: the entry of its layer, and the part of its name."""
     return [(cache, part) for cache in caches for part in cache.parts]
 
 
 def cache_tensors(caches: Sequence[CacheEntry], capacity: str) -> GraphContract:
-    """Return the tensors of these caches, whose rows are the dimension of this name."""
+    """Return the tensors of these caches; ``capacity``: name of the dimension of their rows."""
     shapes = [
         (cache, part, TensorSpec(FLOAT_TYPES[cache.dtype], (1, heads, capacity, width)))
         for cache, part in parts_of(caches)
@@ -174,17 +174,17 @@ def attending(caches: Sequence[CacheEntry]) -> list[AttentionRows]:
 
 
 def every_row(caches: Sequence[CacheEntry]) -> list[CacheEntry]:
-    """Return the entries of every row."""
+    """Return the entries of the caches that keep every row, not only recent ones."""
     return [cache for cache in caches if not isinstance(cache, _RECENT)]
 
 
 def recent(caches: Sequence[CacheEntry]) -> list[CacheEntry]:
-    """Return the entries of recent rows alone."""
+    """Return the entries of the caches that keep only recent rows."""
     return [cache for cache in caches if isinstance(cache, _RECENT)]
 
 
 def recurrent(caches: Sequence[CacheEntry]) -> list[RecurrentRows]:
-    """Return the entries of layers with a state, which a checkpoint has one of each of."""
+    """Return the entries of layers with a state; a checkpoint has one state of each."""
     return [cache for cache in caches if isinstance(cache, RecurrentRows)]
 
 
@@ -193,9 +193,9 @@ def num_ancestors(caches: Sequence[CacheEntry]) -> int:
     return max((c.num_ancestors for c in caches if isinstance(c, ConvolutionRows)), default=0)
 
 
-def most_new_rows(caches: Sequence[CacheEntry], most: int) -> int:
-    """Return the most rows of one call of an engine with these caches, ``most`` of any."""
-    return min((c.most_new_rows for c in caches if isinstance(c, RecurrentRows)), default=most)
+def most_new_rows(caches: Sequence[CacheEntry], limit: int) -> int:
+    """Return the most rows of one call of an engine with these caches: at most ``limit``."""
+    return min((c.most_new_rows for c in caches if isinstance(c, RecurrentRows)), default=limit)
 
 
 def equal_caches(num_layers: int, *, num_heads: int, head_dim: int, dtype: str) -> list[CacheEntry]:

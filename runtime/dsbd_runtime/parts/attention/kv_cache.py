@@ -28,8 +28,8 @@ _SMALLEST_STEP = 64
 def bucket_capacity(num_rows: int) -> int:
     """Return the capacity for ``num_rows`` rows: 128, 256, 320, 384, ..., 1024, 1152, ...
 
-    Attention takes time in proportion to the capacity, and growth copies the cache: a step is a
-    sixteenth of the next power of two, so a long cache has at most a ninth of its rows free.
+    The time of attention is proportional to the capacity, and growth copies the cache. So a step is
+    a sixteenth of the next power of two: a long cache has at most a ninth of its rows free.
     """
     for bucket in _SMALLEST_BUCKETS:
         if num_rows <= bucket:
@@ -40,7 +40,7 @@ def bucket_capacity(num_rows: int) -> int:
 
 
 def row_bytes(caches: Sequence[CacheEntry]) -> int:
-    """Return the bytes of one row, of every layer that keeps something."""
+    """Return the bytes of one row in all of these caches."""
     return sum(cache.numbers_a_row * _NUM_BYTES[cache.dtype] for cache in caches)
 
 
@@ -48,7 +48,7 @@ class KVCache:
     """Key/value buffers [1, num_heads, capacity, width] that an engine updates in place.
 
     Unwritten rows are zero: masked rows still enter a product with weight 0, so they must be
-    finite. ``buffers``, by (layer, part), are replaced when the capacity changes.
+    finite. ``buffers`` by (layer, part) are replaced when the capacity changes.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class KVCache:
         bucket: Callable[[int], int] = bucket_capacity,
         new_rows: NewRows = np.zeros,
     ) -> None:
-        """Take the smallest capacity: that of no rows in ``bucket``."""
+        """Take the smallest capacity, ``bucket(0)``."""
         self.capacity = bucket(0)
         self._new_rows = new_rows
         self._row_bytes = row_bytes(caches)
@@ -75,8 +75,9 @@ class KVCache:
     def resize(self, capacity: int, num_used: int) -> None:
         """Give every buffer ``capacity`` rows and keep the first ``num_used``; the rest is zero.
 
-        One buffer after the other, so that the peak is the new size and one old buffer: no other
-        references to the old ones may exist. After a CapacityError the caches are as before.
+        Buffers are replaced one after the other, so that the peak is the new size and one old
+        buffer. For this, no other references to the old buffers may exist. After a CapacityError
+        the caches are as before.
         """
         old_capacity = self.capacity
         try:
@@ -115,7 +116,7 @@ class HostRows:
     """
 
     def __init__(self, caches: Sequence[CacheEntry], place: HostPlace) -> None:
-        """Take the smallest capacity; raise CapacityError without memory for it."""
+        """Take the smallest capacity; CapacityError: there is no memory for it."""
         self._binder = place.binder
         try:
             self._cache: KVCache | None = KVCache(caches, new_rows=place.new_rows)
@@ -155,7 +156,7 @@ class HostRows:
         self._cache = None
 
     def _resize(self, cache: KVCache, capacity: int, num_used: int) -> None:
-        # The binding holds the arrays: let go first, so that each can be freed once replaced.
+        # The binding refers to the arrays: it is cleared first, so that replaced ones are freed.
         self._binder.clear()
         if capacity <= cache.capacity // 4:
             self._binder.release_memory()
@@ -171,7 +172,7 @@ class DeviceCaches:
     """Arrays [1, num_heads, capacity, width] of one capacity; unwritten rows are zero."""
 
     def __init__(self, device: Device, caches: Sequence[CacheEntry], capacity: int) -> None:
-        """Take the memory; raise MemoryError, with nothing taken, when the device has no room."""
+        """Take the memory; MemoryError: the device has no room, and nothing was taken."""
         self._device = device
         self.capacity = capacity
         self.num_bytes = capacity * row_bytes(caches)
@@ -198,7 +199,7 @@ class DeviceCaches:
         return {source_name(past_name(*key)): array for key, array in self._arrays.items()}
 
     def copy_from(self, other: DeviceCaches, num_rows: int) -> None:
-        """Queue the copy of the first rows of caches of another capacity."""
+        """Queue the copy of the first rows from caches of another capacity."""
         for key, array in self._arrays.items():
             self._device.copy_rows(other._arrays[key], array, num_rows)
 

@@ -1,8 +1,8 @@
 """Features in memory: their place between calls, and the features that a call reads.
 
-Those in device memory never cross to the host. A call's features are copied out of the engine's
-output, which the next call of the size overwrites, and gathered into a later call's input, both on
-the device.
+Features in device memory never cross to the host. The engine's output is overwritten by the next
+call of the same size, so a call's features are copied out of it. A later call gathers them into its
+input. Both happen on the device.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class Piece:
 class ReadFeatures:
     """The features that the S rows of a call of a feature draft come from."""
 
-    target: list[Piece]  # rows that the call reads of the target's features
-    own: list[Piece]
-    index: Ints  # (S,). Of each row, which of them all, those of the target first; -1: zeros
+    target: list[Piece]  # rows of the target's features that the call reads
+    own: list[Piece]  # the same of the draft's own features
+    index: Ints  # (S,). For each row, its index in target and own joined; -1: zeros
 
     @classmethod
     def of(cls, parents: ParentFeatures) -> ReadFeatures:
@@ -53,28 +53,28 @@ class ReadFeatures:
         [0, 2, 1, -1].
         """
         index = np.full(len(parents.sources), -1)
-        found = []
+        placed = []
         for number in np.unique(parents.sources).tolist():
             if number < 0:
                 continue
             features, at = parents.forwards[number], (parents.sources == number).nonzero()[0]
-            found.append((features.role != "target", Piece(features, parents.rows[at]), at))
-        found.sort(key=lambda each: each[0])
+            placed.append((features.role != "target", Piece(features, parents.rows[at]), at))
+        placed.sort(key=lambda each: each[0])
         first = 0
-        for _, _, at in found:
+        for _, _, at in placed:
             index[at] = np.arange(first, first + len(at))
             first += len(at)
-        target = [piece for is_own, piece, _ in found if not is_own]
-        return cls(target, [piece for is_own, piece, _ in found if is_own], index)
+        target = [piece for is_own, piece, _ in placed if not is_own]
+        return cls(target, [piece for is_own, piece, _ in placed if is_own], index)
 
     @property
     def num_target(self) -> int:
-        """F, the rows that are read of the target's features."""
+        """T, the number of the target's features that are read."""
         return sum(len(piece.rows) for piece in self.target)
 
     @property
     def num_own(self) -> int:
-        """P, the rows that are read of the draft's own."""
+        """P, the number of the draft's own features that are read."""
         return sum(len(piece.rows) for piece in self.own)
 
 
@@ -95,7 +95,7 @@ class HostFeatures:
 class HostFeatureMemory:
     """Features in host memory, each forward's in an array of its own."""
 
-    kind = HostFeatures  # a call can read no others
+    kind = HostFeatures  # the only features that a call can read
 
     def __init__(self, role: str, widths: Mapping[str, int], dtype: str) -> None:
         self._role = role
@@ -116,8 +116,8 @@ class HostFeatureMemory:
         """Let the next call read the features of its rows' parents."""
         pieces = {TARGET_FEATURES: read.target, OWN_FEATURES: read.own}
         rows = {
-            name: host_rows(found, self._widths[name], self._dtype)
-            for name, found in pieces.items()
+            name: host_rows(pieces_of_input, self._widths[name], self._dtype)
+            for name, pieces_of_input in pieces.items()
         }
         binder.write({**rows, FEATURE_INDEX: read.index})
 
@@ -126,7 +126,7 @@ class HostFeatureMemory:
 
 
 def host_rows(pieces: list[Piece], width: int, dtype: type[np.generic]) -> NDArray[Any]:
-    """Return the rows of all pieces as one array, without a copy where they lie so."""
+    """Return the rows of all pieces as one array; a contiguous single piece is not copied."""
     if len(pieces) == 1:
         (piece,) = pieces
         first = int(piece.rows[0])
@@ -173,8 +173,8 @@ class DeviceFeatureMemory:
         self._device = device
         self._widths = widths
         self._dtype = dtype
-        self._kept: list[DeviceArray] = []  # of all features
-        self._unused: dict[int, list[DeviceArray]] = {}  # of them, by number of rows
+        self._kept: list[DeviceArray] = []  # arrays of all features
+        self._unused: dict[int, list[DeviceArray]] = {}  # the unused of them, by number of rows
         self._arrays: dict[tuple[str, int], DeviceArray] = {}
         self._is_closed = False
 
@@ -206,7 +206,7 @@ class DeviceFeatureMemory:
     def bind_returned(
         self, binder: StagedCall, kept: DeviceFeatures, first: int, number: int, dim: str
     ) -> None:
-        """See HostFeatureMemory: what the engine has written is copied to where it is kept."""
+        """See HostFeatureMemory: the engine's output is copied to ``kept``."""
         written = self._use(binder, FEATURES, dim, number)
         if number:
             binder.after(
@@ -214,13 +214,13 @@ class DeviceFeatureMemory:
             )
 
     def bind_read(self, binder: StagedCall, read: ReadFeatures) -> None:
-        """See HostFeatureMemory: the rows are gathered to where the engine reads them."""
+        """See HostFeatureMemory: the rows are gathered into the engine's inputs."""
         target = self._use(binder, TARGET_FEATURES, "T", read.num_target)
-        own = self._use(binder, OWN_FEATURES, "P", read.num_own)
+        own_rows = self._use(binder, OWN_FEATURES, "P", read.num_own)
 
         def gather() -> None:
             gather_rows(self._device, read.target, target)
-            gather_rows(self._device, read.own, own)
+            gather_rows(self._device, read.own, own_rows)
 
         binder.before(gather)
         is_own = read.index >= read.num_target
@@ -237,7 +237,7 @@ class DeviceFeatureMemory:
         self._unused.clear()
 
     def _use(self, binder: StagedCall, name: str, dim: str, number: int) -> DeviceArray:
-        """Return the array of a call for so many rows; raise MemoryError without room."""
+        """Return a call's array for ``number`` rows; raise MemoryError without room."""
         key = name, binder.size(dim, number)
         if key not in self._arrays:
             shape = key[1], self._widths[name]

@@ -1,21 +1,21 @@
 """Features: hidden states of an engine's rows, which a feature draft's engine reads.
 
-A target's engine returns them of the rows that a call names, a feature draft's engine of all rows
-of a call, and reads those of the parents of its rows. They stay where the engine runs: in arrays on
-the host, in device memory on a device.
+A target's engine returns the features of the rows that a call names. A feature draft's engine
+returns the features of all rows of a call, and reads the features of the rows' parents. Features
+stay where the engine runs: in arrays on the host, in device memory on a device.
 
-The tensors are in the engine's float type; W is the width of the target's features, Wd that of the
-draft's own:
+The tensors are in the engine's float type. W is the width of the target's features, Wd the width
+of the draft's own:
 
 | tensor | shape | meaning |
 |---|---|---|
-| feature_rows | [F] int64 | of the target: which of the S nodes have their features returned |
-| features | [F,W] | of the target: its hidden states of these nodes |
-| target_features | [T,W] | of the draft: features that the target has returned |
-| own_features | [P,Wd] | of the draft: features that it has returned itself |
-| feature_index | [S] int64 | of the draft: which of these, the target's first, is that of each |
-| | | node's parent; -1: none, zeros |
-| features | [S,Wd] | of the draft: its own of all nodes |
+| feature_rows | [F] int64 | target: which of the S nodes have their features returned |
+| features | [F,W] | target: its hidden states of these nodes |
+| target_features | [T,W] | draft: features that the target has returned |
+| own_features | [P,Wd] | draft: features that it has returned itself |
+| feature_index | [S] int64 | draft: the feature of each node's parent, as an index in |
+| | | target_features and own_features joined; -1: none, zeros |
+| features | [S,Wd] | draft: its own features of all nodes |
 """
 
 from collections.abc import Mapping
@@ -55,9 +55,10 @@ from dsbd_runtime.parts.part import (
 class FeatureEntry:
     """The features that an engine returns, and those that a feature draft reads.
 
-    width: of the target's. own_width: of a feature draft's own, None for a target.
-    layers: of a target's engine, the transformer layers that its features enter, in the order in
-        which they are concatenated, the number of layers for the LM head; None for a draft.
+    width: width of the target's features.
+    own_width: width of a feature draft's own features; None for a target.
+    layers: for a target, the transformer layers whose inputs are its features, in the order in
+        which they are concatenated; the number of layers means the LM head. None for a draft.
     """
 
     width: int
@@ -76,7 +77,7 @@ class _Features(Part):
 
 
 class FeaturesOfTarget(_Features):
-    """The features that a target's engine returns of the rows that a forward names."""
+    """The features that a target's engine returns for the rows that a forward names."""
 
     reads: ClassVar[Mapping[str, str]] = {
         FEATURE_ROWS: "feature_rows are given, but the engine returns no features; export the "
@@ -95,7 +96,7 @@ class FeaturesOfTarget(_Features):
 
 
 class FeaturesOfDraft(_Features):
-    """The features that a feature draft's engine reads of parents, and returns of all rows."""
+    """A feature draft's features: it reads those of its rows' parents, and returns all rows'."""
 
     reads: ClassVar[Mapping[str, str]] = {
         "parent_features": "parent_features are given, but the engine is no feature draft's; leave "
@@ -114,7 +115,7 @@ class FeaturesOfDraft(_Features):
 
 
 class _FeaturesEntry(PartEntry):
-    """Manifest entry of features; their memory lies where the engine runs."""
+    """Manifest entry of features; their memory is where the engine runs."""
 
     dtype: str
     role: ClassVar[str]
@@ -153,7 +154,7 @@ class ReturnedFeaturesEntry(_FeaturesEntry):
 
 @dataclass(frozen=True, kw_only=True)
 class DraftFeaturesEntry(_FeaturesEntry):
-    """Features that a feature draft reads, of the target's ``width``, and returns."""
+    """Features that a feature draft reads (the target's have ``width``) and returns."""
 
     width: int
     own_width: int
@@ -178,7 +179,7 @@ class DraftFeaturesEntry(_FeaturesEntry):
 
 
 def features_part(entry: FeatureEntry, dtype: str) -> ReturnedFeaturesEntry | DraftFeaturesEntry:
-    """Return the kind of features that an engine of a float type has."""
+    """Return the features' part of an engine with this float type."""
     if entry.own_width is None:
         return ReturnedFeaturesEntry(width=entry.width, dtype=dtype)
     return DraftFeaturesEntry(width=entry.width, own_width=entry.own_width, dtype=dtype)

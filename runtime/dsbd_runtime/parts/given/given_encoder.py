@@ -1,4 +1,4 @@
-"""Encoder on ONNX Runtime whose outputs are rows of prompts, and the rows that it has left."""
+"""Encoder on ONNX Runtime whose outputs are rows of prompts, and the cache of these rows."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from dsbd_runtime.parts.part import BOOL, FLOAT32, INT64, GraphContract, TensorS
 
 GIVEN_EMBEDDINGS = "given_embeddings"
 MOST_BYTES = 2**28
-"""Most bytes of the rows of all pieces but the last; those that were used longest ago go first."""
+"""Most bytes of the kept rows. The least recently used pieces are dropped, the last piece never."""
 
 _DTYPES = {FLOAT32: np.float32, INT64: np.int64, BOOL: np.bool_}
 
 
 class GivenEncoder:
-    """One encoder, which reads every piece once as long as its rows are kept.
+    """One encoder. It reads a piece again only if its rows are no longer kept.
 
-    num_read: pieces that it has read so far. num_bytes: of the rows that it keeps.
+    num_read: number of pieces that it has read. num_bytes: bytes of the rows that it keeps.
     """
 
     def __init__(
@@ -54,20 +54,24 @@ class GivenEncoder:
         """Return the rows of a piece, (num_rows, (1 + K) W), which nobody may change.
 
         Sets ``piece.labels`` as well.
-        InputError: inputs of another encoder; CapacityError: no memory; EngineError: it failed.
+        InputError: the inputs are another encoder's. CapacityError: no memory. EngineError: the
+        encoder failed.
         """
-        if (found := self._kept.get(piece.digest)) is None:
+        if (encoded := self._kept.get(piece.digest)) is None:
             self.check(piece)
-            found = self._kept[piece.digest] = self._read(piece)
-            self.num_bytes += found.rows.nbytes
+            encoded = self._kept[piece.digest] = self._read(piece)
+            self.num_bytes += encoded.rows.nbytes
         self._kept.move_to_end(piece.digest)
         while self.num_bytes > self._most_bytes and len(self._kept) > 1:
             self.num_bytes -= self._kept.popitem(last=False)[1].rows.nbytes
-        piece.labels = found.labels
-        return found.rows
+        piece.labels = encoded.labels
+        return encoded.rows
 
     def recall(self, piece: GivenPiece) -> None:
-        """Set ``piece.labels`` if its outputs are kept; rows of its prompt may be in a cache."""
+        """Set ``piece.labels`` if its outputs are kept.
+
+        Its rows may be in the cache already, so that no call reads them.
+        """
         if piece.labels is None and (kept := self._kept.get(piece.digest)) is not None:
             piece.labels = kept.labels
 
@@ -78,10 +82,10 @@ class GivenEncoder:
             array, spec = piece.inputs.get(name), expected.get(name)
             if array is not None and spec is not None and _fits(array, spec):
                 continue
-            found = "missing" if array is None else f"{array.dtype} {list(array.shape)}"
+            given = "missing" if array is None else f"{array.dtype} {list(array.shape)}"
             wanted = "no such input" if spec is None else f"{spec.type} {list(spec.shape)}"
             raise InputError(
-                f"a given prompt has a piece whose {name} is {found}, the encoder in "
+                f"a given prompt has a piece whose {name} is {given}, the encoder in "
                 f"{self._path.parent} expects {wanted}; make it with this bundle's front end"
             )
 
@@ -104,11 +108,11 @@ class GivenEncoder:
         inputs = {name: new_value(array) for name, array in piece.inputs.items()}
         try:
             values = self._engine.run_with_ort_values([*self._contract.outputs], inputs)
-        except Exception as error:  # ONNX Runtime's exceptions share no base but this one
+        except Exception as error:  # ONNX Runtime's exceptions have no other common base
             sizes = f"a piece of {piece.num_rows} rows"
             raise call_error(self._path, sizes, error, "run fewer requests") from error
-        found = dict(zip(self._contract.outputs, (each.numpy() for each in values), strict=True))
-        rows = found[GIVEN_EMBEDDINGS]
+        outputs = dict(zip(self._contract.outputs, (each.numpy() for each in values), strict=True))
+        rows = outputs[GIVEN_EMBEDDINGS]
         if len(rows) != piece.num_rows:
             raise EngineError(
                 f"{self._path} returned {len(rows)} rows of a piece that has {piece.num_rows}; "
@@ -120,7 +124,7 @@ class GivenEncoder:
         self._reading = SourceReading(
             before.num_tokens + len(rows), before.seconds + seconds, before.own_seconds + seconds
         )
-        logits = found.get(CTC_LOGITS)
+        logits = outputs.get(CTC_LOGITS)
         return _Outputs(rows, None if logits is None else logits.argmax(axis=1))
 
 

@@ -1,4 +1,4 @@
-"""Media that an encoder reads into a prompt: manifest entries, and how each is cut into pieces."""
+"""Media that an encoder reads into a prompt: manifest entries, and the cutting into pieces."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dsbd_runtime.parts.given.given_prompt import GivenPiece
 from dsbd_runtime.parts.part import Tensors
 
 CTC_LOGITS = "ctc_logits"
-"""An output of encoders that also spell what they hear."""
+"""An output of encoders that also return the spoken text as CTC labels."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +21,7 @@ class MediumEntry:
 
     @property
     def kind(self) -> str:
-        """The name of the kind, by which a manifest finds the class: a field of each class."""
+        """The name of the kind, a field of each class; a manifest selects the class by it."""
         raise NotImplementedError
 
     @property
@@ -31,11 +31,11 @@ class MediumEntry:
 
     @property
     def encoder_outputs(self) -> Tensors:
-        """The outputs of that graph in addition to the rows."""
+        """The outputs of the encoder's graph in addition to the rows."""
         return {}
 
     def spelled(self, labels: NDArray[np.int64]) -> str:
-        """Return the text of the most probable CTC labels, (T,), "" without such an output."""
+        """Return the text of the most probable CTC labels, (T,); "" if there is no such output."""
         return ""
 
     def pieces(self, features: NDArray[Any]) -> list[GivenPiece]:
@@ -43,5 +43,5 @@ class MediumEntry:
         raise NotImplementedError
 
     def check(self, where: str) -> None:
-        """Raise BundleError unless the values are consistent and a request can pay for them."""
+        """Raise BundleError unless the values are consistent and within their limits."""
         raise NotImplementedError

@@ -1,4 +1,4 @@
-"""Given prompt: the source of a request whose prompt has rows that are no tokens, such as sound.
+"""Given prompt: the source of a request whose prompt has rows without tokens, such as sound.
 
 A row is *given* if its embedding is an output of an encoder. Its token is a placeholder, which is
 never read. The encoder runs once for each *piece*: a window of sound, or a picture.
@@ -22,15 +22,16 @@ _NOT_GIVEN = -1
 
 
 class GivenPiece:
-    """One run of an encoder. Pieces are equal if its inputs are; its outputs are not compared.
+    """The inputs of one run of an encoder.
 
-    labels: the most probable CTC labels, (T,) int64, once an encoder that has them has read it.
+    labels: the most probable CTC labels, (T,) int64, once an encoder with CTC logits has read the
+        piece.
     """
 
     def __init__(self, inputs: Mapping[str, NDArray[Any]], num_rows: int) -> None:
         """Copy the encoder's inputs by name; InputError: numbers that are not finite.
 
-        num_rows: that the encoder returns, at least 1.
+        num_rows: number of rows that the encoder returns, at least 1.
         """
         if num_rows < 1:
             raise InputError(f"a piece of a prompt has {num_rows} rows, expected at least 1")
@@ -52,9 +53,9 @@ class GivenPiece:
 
 
 class GivenPrompt(LateSource):
-    """The given rows of a prompt; equal if pieces, places and positions are.
+    """The given rows of a prompt. Two are equal if their pieces, places and positions are equal.
 
-    The same sound at the same places of a longer prompt is equal, so a chat may go on.
+    So the same sound at the same places of a longer prompt is equal, as in a continued chat.
 
     end: the place after the last given row.
     """
@@ -65,8 +66,8 @@ class GivenPrompt(LateSource):
         """Take the rows of pieces, one piece after the other.
 
         places: (E,) int64, increasing. Place of each row in the prompt.
-        positions: (A, end) int64. Of an engine with several axes of positions, those of the
-            prompt's tokens up to the last given row. Later tokens follow the largest of them.
+        positions: (A, end) int64, for an engine with several axes of positions: the positions of
+            the prompt's tokens up to the last given row. Later tokens follow the largest of them.
 
         Raises InputError if these contradict each other.
         """
@@ -88,13 +89,13 @@ class GivenPrompt(LateSource):
             )
         self.pieces, self.positions = tuple(pieces), positions
         self._given = np.full((2, self.end), _NOT_GIVEN)  # by place, the piece and its row
-        self._digests: list[bytes] = []  # of each piece with its places
+        self._digests: list[bytes] = []  # digest of each piece with its places
         self._firsts: list[int] = []
-        for piece, own in zip(pieces, np.split(places, ends[:-1]), strict=True):
-            self._given[0, own] = len(self._firsts)
-            self._given[1, own] = np.arange(len(own))
-            self._digests.append(hashlib.sha256(piece.digest + own.tobytes()).digest())
-            self._firsts.append(int(own[0]))
+        for piece, piece_places in zip(pieces, np.split(places, ends[:-1]), strict=True):
+            self._given[0, piece_places] = len(self._firsts)
+            self._given[1, piece_places] = np.arange(len(piece_places))
+            self._digests.append(hashlib.sha256(piece.digest + piece_places.tobytes()).digest())
+            self._firsts.append(int(piece_places[0]))
         whole = hashlib.sha256(b"".join(self._digests))
         if positions is not None:
             whole.update(f"{positions.shape}".encode() + np.ascontiguousarray(positions).tobytes())
@@ -116,7 +117,7 @@ class GivenPrompt(LateSource):
         return 1 if self.positions is None else len(self.positions)
 
     def num_alike(self, other: Source) -> int:
-        """See LateSource: rows before the first piece that both do not have at the same places."""
+        """See LateSource: rows before the first piece that only one has, or at another place."""
         theirs = other if isinstance(other, GivenPrompt) else None
         both = (self, theirs) if theirs else (self,)
         pairs = zip_longest(self._digests, theirs._digests if theirs else ())
@@ -130,7 +131,7 @@ class GivenPrompt(LateSource):
     def given_among(self, positions: Ints) -> tuple[Ints, Ints, Ints]:
         """Return which of the nodes at these positions, (n,), are given.
 
-        Returns three of (E,) int64: nodes, the piece of each, its row of the piece.
+        Returns three arrays (E,) int64: the nodes, the piece of each, its row in the piece.
         """
         nodes = (positions < self.end).nonzero()[0]
         pieces, rows = self._given[:, positions[nodes]]
@@ -142,12 +143,12 @@ class GivenPrompt(LateSource):
 
         Positions [[0, 1, 1], [0, 1, 2]] of a prompt with ``end`` 3 place node 3 at 3 on both axes.
         """
-        found = np.tile(positions, (num_axes, 1))
+        axes = np.tile(positions, (num_axes, 1))
         if self.positions is not None:
             is_inside = positions < self.end
-            found[:, is_inside] = self.positions[:, positions[is_inside]]
-            found[:, ~is_inside] += int(self.positions.max()) + 1 - self.end
-        return found
+            axes[:, is_inside] = self.positions[:, positions[is_inside]]
+            axes[:, ~is_inside] += int(self.positions.max()) + 1 - self.end
+        return axes
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, GivenPrompt) and self._digest == other._digest

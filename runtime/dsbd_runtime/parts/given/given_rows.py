@@ -1,16 +1,16 @@
-"""Given rows: nodes of a prompt whose embeddings are an encoder's, in place of their tokens'.
+"""Given rows: nodes of a prompt whose embeddings come from an encoder, not from their tokens.
 
 | tensor | shape, type | meaning |
 |---|---|---|
 | given_rows | [E] int64 | increasing: which of the S nodes are given; E is 0 in most calls |
 | given_embeddings | [E,(1+K)W] float32 | their embeddings as the first layer reads them, then K |
 | | | times W numbers that are added to the outputs of the first K layers |
-| position_ids | [A,S] int64 | in place of one axis of positions, A axes |
-| the medium's | | of encoder.onnx: the inputs of one piece, see ``given_medium`` |
-| given_embeddings | [E,(1+K)W] float32 | of encoder.onnx: the rows of the piece |
+| position_ids | [A,S] int64 | positions on A axes, instead of one |
+| the medium's | | inputs of encoder.onnx: one piece, see ``given_medium`` |
+| given_embeddings | [E,(1+K)W] float32 | output of encoder.onnx: the rows of the piece |
 
-A forward whose source is a ``GivenPrompt`` has given rows at its places; one without a source is of
-text alone.
+A forward whose source is a ``GivenPrompt`` has given rows at the places of this prompt. A forward
+without a source has only text.
 """
 
 from __future__ import annotations
@@ -56,14 +56,14 @@ class GivenEntry:
 
     Attributes:
         placeholder_token_id: the token of a prompt at the place of a given row.
-        width: W, of an embedding.
-        levels: K, outputs of the first layers that given rows are added to.
-        position_axes: A, numbers of a position: 3 (time, height, width) or 1.
+        width: W, the width of an embedding.
+        levels: K, the number of first layers to whose outputs given rows are added.
+        position_axes: A, how many numbers a position has: 3 (time, height, width) or 1.
         medium: what the encoder reads.
-        fingerprint: sha256 (hex) of the encoder's config and weights, by which a draft is known to
-            share the encoder; None if it is not known.
-        is_shared: of a draft: whether the rows are those of the target's encoder. It has no graph
-            of its own then.
+        fingerprint: sha256 (hex) of the encoder's config and weights; shows that a draft shares
+            the encoder. None if it is not known.
+        is_shared: for a draft, whether it uses the rows of the target's encoder. Then it has no
+            encoder graph.
     """
 
     placeholder_token_id: int
@@ -97,8 +97,8 @@ def check_shared_rows(target: GivenEntry | None, draft: GivenEntry | None, where
     if draft is None or not draft.is_shared:
         return
     if target is None or target.row_width != draft.row_width:
-        own = "null" if target is None else target.row_width
-        expected = f"{own}, that of the target, whose encoder it shares"
+        width = "null" if target is None else target.row_width
+        expected = f"{width}, that of the target, whose encoder it shares"
         raise mismatch(expected, draft.row_width, f"{where}: draft: given: width")
 
 
@@ -151,14 +151,14 @@ class GivenRows(Part):
         self.encoder = encoder
         self._entry = entry
         self._none = np.zeros((0, entry.row_width), np.float32)
-        self._fitting: WeakSet[GivenPrompt] = WeakSet()  # whose pieces were checked
+        self._fitting: WeakSet[GivenPrompt] = WeakSet()  # prompts whose pieces were checked
 
     @property
     def num_bytes(self) -> int:
         return self.encoder.num_bytes
 
     def read(self, source: Source) -> None:
-        """See SourceReader: check a source. Its rows are computed by the calls that have them."""
+        """See SourceReader: check a source. The calls with its rows compute them."""
         if source is None:
             return
         prompt = self._checked(source)
@@ -170,12 +170,12 @@ class GivenRows(Part):
             self.encoder.recall(piece)
 
     def release(self, source: Source) -> None:
-        """See SourceReader: rows are kept by their last use alone."""
+        """See SourceReader: does nothing. Which rows are kept depends only on their last use."""
 
     def bind(self, call: Call, binder: HostBinder) -> None:
-        """See Part; pieces with rows in this call are read unless they are kept.
+        """See Part; the encoder reads pieces with rows in this call unless their rows are kept.
 
-        Raises as ``GivenEncoder.rows``; for one of several prompts that error is returned.
+        Raises as ``GivenEncoder.rows``; with several prompts the error of one is returned.
         """
         forward, num_axes = call.forward, self._entry.position_axes
         of_rows = forward.row_sources
@@ -188,9 +188,9 @@ class GivenRows(Part):
         if num_axes > 1:
             axes = arrays[POSITION_IDS] = np.tile(forward.positions, (num_axes, 1))
             for number, prompt in enumerate(prompts):
-                own = (of_rows.index == number).nonzero()[0]
+                of_prompt = (of_rows.index == number).nonzero()[0]
                 if prompt is not None:
-                    axes[:, own] = prompt.on_axes(forward.positions[own], num_axes)
+                    axes[:, of_prompt] = prompt.on_axes(forward.positions[of_prompt], num_axes)
         binder.write(arrays)
         if (reading := self.encoder.take_reading()) is not None:
             call.returned["reading"] = reading
@@ -220,13 +220,13 @@ class GivenRows(Part):
         for number, prompt in enumerate(prompts):
             if prompt is None:
                 continue
-            own = (index == number).nonzero()[0]
-            given, pieces, places = prompt.given_among(forward.positions[own])
+            of_prompt = (index == number).nonzero()[0]
+            given, pieces, places = prompt.given_among(forward.positions[of_prompt])
             try:
                 for piece in np.unique(pieces).tolist():
                     is_of_piece = pieces == piece
                     rows.append(self.encoder.rows(prompt.pieces[piece])[places[is_of_piece]])
-                    nodes.append(own[given[is_of_piece]])
+                    nodes.append(of_prompt[given[is_of_piece]])
             except DsbdError as error:
                 if call.whole.sources is None:
                     raise
@@ -247,14 +247,14 @@ class GivenRows(Part):
 
 
 class SharedGivenRows(GivenRows):
-    """The given rows of a draft, which its target's encoder computes and keeps."""
+    """The given rows of a draft. The target's encoder computes and keeps them."""
 
     @property
     def num_bytes(self) -> int:
         return 0
 
     def reserve(self, num_rows: int, num_used: int) -> None:
-        """See Part: the rows are the target's."""
+        """See Part; does nothing: the target drops the rows."""
 
     def close(self) -> None:
-        """See Part: so is the encoder."""
+        """See Part; does nothing: the target closes the encoder."""

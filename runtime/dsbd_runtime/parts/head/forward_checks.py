@@ -60,10 +60,10 @@ def check_array(name: str, array: Any, dtype: np.dtype[Any], num_dims: int) -> N
     """Raise InputError unless it is an array of this type and number of dimensions."""
     if isinstance(array, np.ndarray) and array.dtype == dtype and array.ndim == num_dims:
         return
-    found = f"is a {type(array).__name__}"
+    fault = f"is a {type(array).__name__}"
     if isinstance(array, np.ndarray):
-        found = f"has shape {array.shape} and type {array.dtype}"
-    raise InputError(f"{name} {found}, expected a numpy array of {num_dims} dimensions, {dtype}")
+        fault = f"has shape {array.shape} and type {array.dtype}"
+    raise InputError(f"{name} {fault}, expected a numpy array of {num_dims} dimensions, {dtype}")
 
 
 def check_range(name: str, array: NDArray[np.int64], stop: int) -> None:

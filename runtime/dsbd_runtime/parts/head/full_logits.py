@@ -1,4 +1,4 @@
-"""Full logits of a top-k head: kept where the engine writes them, copied by row when read."""
+"""Full logits of a top-k head: they stay where the engine writes them; reads copy single rows."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -17,12 +17,15 @@ _STAGED_ROWS = 8
 
 
 class HostLogits:
-    """Full logits of the last forward: one buffer, a power of two of rows for the largest yet."""
+    """Full logits of the last forward, in one buffer for the largest forward so far.
+
+    The number of its rows is a power of two.
+    """
 
     def __init__(self, output: HeadOutput) -> None:
         self._output = output
         self._buffer = np.empty(output.shape(0), output.dtype)
-        # By first row and number of rows; making one takes longer than binding it.
+        # By first row and number of rows; making a value takes longer than binding it.
         self._values: dict[tuple[int, int], Any] = {}
 
     def bind(self, binder: HostBinder, first_row: int, num_logit_rows: int) -> None:
@@ -52,9 +55,9 @@ class HostLogits:
 class DeviceLogits:
     """Full logits of the last forward in device memory: an array for each size of call.
 
-    They outlast the caches, so a read between two calls finds the rows even if the caches were
-    replaced, and captured calls find their arrays. The sizes are those of ``forward_bucket``. A
-    forward of several calls also has its rows copied, after each call, to a further array, because
+    The arrays outlast the caches. So a read between two calls finds the rows even if the caches
+    were replaced, and captured calls find their arrays. The sizes are those of ``forward_bucket``.
+    If a forward has several calls, its rows are copied after each call to a further array, because
     the next call of the same size overwrites them.
     """
 
@@ -63,14 +66,14 @@ class DeviceLogits:
         self._name = output.name
         (self._vocab_size,) = output.row_shape
         self._arrays: dict[int, DeviceArray] = {}
-        self._joined: dict[int, DeviceArray] = {}  # of forwards of several calls
-        self._last: DeviceArray | None = None  # with the rows of the last forward
+        self._joined: dict[int, DeviceArray] = {}  # for forwards of several calls
+        self._last: DeviceArray | None = None  # the one with the rows of the last forward
         self._staging: tuple[Staging, StagedArrays] | None = None
 
     def bind(self, binder: StagedCall, first_row: int, num_logit_rows: int) -> None:
         num_rows, before = binder.size("R", num_logit_rows), self._last
-        own = self._last = self._array(self._arrays, num_rows)
-        binder.use(self._name, own)
+        array = self._last = self._array(self._arrays, num_rows)
+        binder.use(self._name, array)
         if not first_row:
             return
         joined = self._last = self._array(self._joined, _room(first_row + num_logit_rows))
@@ -81,7 +84,7 @@ class DeviceLogits:
                 copy(before, joined, min(first_row, before.shape[0]))
 
         binder.before(copy_before)
-        binder.after(lambda: copy(own, joined, num_logit_rows, target_row=first_row))
+        binder.after(lambda: copy(array, joined, num_logit_rows, target_row=first_row))
 
     def read(self, rows: Ints) -> NDArray[np.float32]:
         """See HostLogits; raise CapacityError without memory for the copies."""
@@ -91,16 +94,16 @@ class DeviceLogits:
         return logits
 
     def read_tokens(self, rows: Ints, token_ids: Ints) -> NDArray[np.float32]:
-        """See HostLogits; whole rows are copied, as a gather would need a graph of its own."""
+        """See HostLogits; whole rows are copied, because a gather would need another graph."""
         distinct, place = np.unique(rows, return_inverse=True)
-        found = np.empty(len(rows), np.float32)
+        logits = np.empty(len(rows), np.float32)
         for start, some in self._downloaded(distinct):
             is_here = (start <= place) & (place < start + len(some))
-            found[is_here] = some[place[is_here] - start, token_ids[is_here]]
-        return found
+            logits[is_here] = some[place[is_here] - start, token_ids[is_here]]
+        return logits
 
     def _downloaded(self, rows: Ints) -> Iterator[tuple[int, NDArray[np.float32]]]:
-        """Yield some rows, valid until the next, with the place of the first of them."""
+        """Yield the place of the first of some rows, and the rows, valid until the next ones."""
         if self._staging is None:
             parts = [(self._name, (_STAGED_ROWS, self._vocab_size), "fp32")]
             try:
@@ -123,7 +126,7 @@ class DeviceLogits:
             yield start, staged.on_host[self._name][: len(part)]
 
     def _array(self, arrays: dict[int, DeviceArray], num_rows: int) -> DeviceArray:
-        """Return one of the arrays, of so many rows; raise MemoryError without room."""
+        """Return the array of ``num_rows`` rows among ``arrays``; MemoryError: no room."""
         if num_rows not in arrays:
             arrays[num_rows] = self._device.allocate((num_rows, self._vocab_size), "fp32")
         return arrays[num_rows]

@@ -1,4 +1,4 @@
-"""Head: the logits that an engine returns, all of a row or the largest.
+"""Head: the logits that an engine returns, either all logits of a row or the largest ones.
 
 | tensor | shape, type | meaning |
 |---|---|---|
@@ -6,11 +6,11 @@
 | logits | [R,V] float32 | |
 
 The manifest names the head: "full" for all logits, or "topk:64" for an engine with a top-k head. A
-top-k head returns, of each row, its K largest logits in decreasing order and the log of the sum of
-exp(logit) over all V tokens, from which log-probabilities follow without a row of V numbers:
-top_logits [R,K] float32, top_ids [R,K] int64 and logsumexp [R] float32. If the manifest says
-``full_logits`` it also has the output logits, the tensor that the head reads: a host leaves it with
-the engine and copies the rows, or the single numbers, that it needs.
+top-k head returns for each row its K largest logits in decreasing order, and the log of the sum of
+exp(logit) over all V tokens. Log-probabilities follow from these without a row of V numbers. The
+outputs are top_logits [R,K] float32, top_ids [R,K] int64 and logsumexp [R] float32. If the manifest
+says ``full_logits``, the graph also has the output logits, the tensor that the head reads. A host
+leaves it with the engine and copies only the rows or numbers that it needs.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ LOGSUMEXP = "logsumexp"
 FULL = "full"
 _TOP_PREFIX = "topk:"
 _TYPES: dict[type[np.generic], str] = {np.float32: FLOAT32, np.int64: INT64}
-_KEPT_ROWS = "kept rows"  # with the outputs of calls: where each row's full logits are kept
+_KEPT_ROWS = "kept rows"  # key among a call's outputs: where each row's full logits are kept
 
 
 def parse_num_top_logits(kind: str) -> int:
@@ -66,7 +66,7 @@ def parse_num_top_logits(kind: str) -> int:
 
 
 def head_outputs(kind: str, vocab_size: int) -> tuple[HeadOutput, ...]:
-    """Return the outputs that a forward copies from an engine that returns ``kind``."""
+    """Return the outputs that a forward copies from an engine with a head of this kind."""
     num_top_logits = parse_num_top_logits(kind)
     if not num_top_logits:
         return (full_output(vocab_size),)
@@ -136,9 +136,9 @@ class Head(Part):
         self.full = full
         self._outputs = (*entry.outputs, *others)
         self._others = [output.name for output in others]
-        self.num_forwards = 0  # that have begun
-        self._bound = 0, -1  # of ``full``: first row and number of rows
-        self._place: Ints | None = None  # of each logit row that repeats, its row in the call
+        self.num_forwards = 0  # forwards that have begun
+        self._bound = 0, -1  # first row and number of rows that are bound in ``full``
+        self._place: Ints | None = None  # if logit rows repeat: each one's row among the distinct
 
     def bind(self, call: Call, binder: Any) -> None:
         self.num_forwards += call.is_first
@@ -154,63 +154,64 @@ class Head(Part):
             self.full.bind(binder, *bound)
         self._bound = bound
 
-    def collect(self, call: Call, found: dict[str, NDArray[Any]]) -> None:
-        """Take the outputs of a call; with the last rows of its forward, return the logits."""
+    def collect(self, call: Call, outputs: dict[str, NDArray[Any]]) -> None:
+        """Take the outputs of a call; after the forward's last rows, put the logits in place."""
         if self._place is not None or call.forward is not call.whole:
             first_row, num_rows = self._bound
-            found = {**found, _KEPT_ROWS: np.arange(first_row, first_row + num_rows)}
+            outputs = {**outputs, _KEPT_ROWS: np.arange(first_row, first_row + num_rows)}
         if self._place is not None:  # rows repeat
-            found = {name: array[self._place] for name, array in found.items()}
+            outputs = {name: array[self._place] for name, array in outputs.items()}
         if call.forward is not call.whole:
-            self._put(call, found)
-            found = call.outputs
+            self._put(call, outputs)
+            outputs = call.outputs
         if call.is_last:
-            call.returned["logits"] = self._logits(call, found)
+            call.returned["logits"] = self._logits(call, outputs)
             for name in self._others:
-                call.returned[name] = found[name]
+                call.returned[name] = outputs[name]
 
     def close(self) -> None:
         self.num_forwards += 1
         if self.full is not None:
             self.full.close()
 
-    def _logits(self, call: Call, found: dict[str, NDArray[Any]]) -> Logits:
-        return DenseLogits(found[LOGITS])
+    def _logits(self, call: Call, outputs: dict[str, NDArray[Any]]) -> Logits:
+        return DenseLogits(outputs[LOGITS])
 
     def _distinct(self, call: Call) -> Ints:
-        """Return the rows whose logits a call returns, at most S: repeated rows once."""
+        """Return the rows whose logits a call returns, at most S: each repeated row once."""
         rows, self._place = call.forward.logit_rows, None
         if len(rows) > call.num_new:
             rows, self._place = np.unique(rows, return_inverse=True)
         return rows
 
-    def _put(self, call: Call, found: dict[str, NDArray[Any]]) -> None:
-        """Put the outputs of a call at their place among those of the whole forward."""
+    def _put(self, call: Call, outputs: dict[str, NDArray[Any]]) -> None:
+        """Put the outputs of a call at their place in the outputs of the whole forward."""
         place = call.whole.logit_rows_in(call.start, call.start + call.num_new)  # (R,)
-        for name, array in found.items():
+        for name, array in outputs.items():
             if name not in call.outputs:
                 call.outputs[name] = np.empty((len(place), *array.shape[1:]), array.dtype)
             call.outputs[name][place] = array
 
 
 class TopHead(Head):
-    """A top-k head: the largest logits of each row; all of them may stay with the engine."""
+    """A top-k head: the largest logits of each row; all logits may stay with the engine."""
 
-    def _logits(self, call: Call, found: dict[str, NDArray[Any]]) -> Logits:
-        tops = found[TOP_IDS], found[TOP_LOGITS], found[LOGSUMEXP]
+    def _logits(self, call: Call, outputs: dict[str, NDArray[Any]]) -> Logits:
+        tops = outputs[TOP_IDS], outputs[TOP_LOGITS], outputs[LOGSUMEXP]
         if self.full is None:
             return TopLogits(*tops)
-        return TopLogits(*tops, KeptLogits(self, self.full, len(tops[0]), found.get(_KEPT_ROWS)))
+        return TopLogits(*tops, KeptLogits(self, self.full, len(tops[0]), outputs.get(_KEPT_ROWS)))
 
 
 class KeptLogits:
-    """The ``FullLogits`` of an engine's last forward; its next one overwrites and expires them."""
+    """The ``FullLogits`` of an engine's last forward; they expire with its next forward."""
 
     def __init__(self, head: Head, full: FullMemory, num_rows: int, kept_rows: Ints | None) -> None:
         """Take the logits of R = ``num_rows`` logit rows.
 
-        Logit rows [299, 3, 255, 256] of calls that begin with the rows 0 and 256 are kept as those
-        of [3, 255] and then of [299, 256]: kept_rows, (R,) int64, is [2, 0, 1, 3]. None: in order.
+        kept_rows: (R,) int64, where the logits of each logit row are kept; None: in order. With
+            calls that begin at rows 0 and 256, the logit rows [299, 3, 255, 256] are kept in the
+            order [3, 255, 299, 256], so kept_rows is [2, 0, 1, 3].
         """
         self._head = head
         self._full = full
@@ -225,7 +226,7 @@ class KeptLogits:
         return self._full.read_tokens(self._kept(rows), token_ids)
 
     def _kept(self, rows: Ints) -> Ints:
-        """Return where these logit rows are kept; raise InputError if they are not any more."""
+        """Return where these logit rows are kept; raise InputError if they have expired."""
         if self._head.num_forwards != self._num_forwards:
             raise InputError(
                 "full logits are read after the model's next forward or its end, which overwrite "

@@ -1,6 +1,6 @@
 """Which rows of a path are folded into a checkpoint: chains of rows with one child each.
 
-It is a matter of cost alone; see ``recent_rows``.
+The choice affects only the cost, not the results; see ``recent_paths``.
 """
 
 from collections.abc import Set
@@ -8,10 +8,10 @@ from collections.abc import Set
 from dsbd_forward.rows import Ints
 
 FOLDED_TOGETHER = 32
-"""The fewest rows that are folded: a fold costs about as much as the states are large."""
+"""The fewest rows that are folded: the cost of a fold depends mainly on the size of the states."""
 
 STAY_RECENT = 16
-"""So many rows before the deepest of a path are not folded, 1 or more: drafts are rarely longer."""
+"""This many last rows of a path are not folded, 1 or more: drafts are rarely longer."""
 
 MOST_LEFT = 128
 """If a path is longer, even a short chain is folded, even if short paths branch off at its end."""
@@ -20,13 +20,13 @@ MOST_LEFT = 128
 def foldable_chains(
     rows: Ints, parents: Ints, depths: Ints, stops: Set[int]
 ) -> list[tuple[list[int], list[int]]]:
-    """Return the chains to fold: the rows of each, and those that continue from it.
+    """Return the chains to fold: the rows of each, and the rows that continue from it.
 
     rows: (n,) int64, rows of the cache after checkpoints, parents before children.
-    parents, depths: (N,) int64, of all rows of the cache.
+    parents, depths: (N,) int64, parent and depth of every row of the cache.
     stops: rows at which a chain must end, if it has them.
     """
-    trees: dict[int, list[int]] = {}  # by root, its rows
+    trees: dict[int, list[int]] = {}  # rows of each tree, by root
     root_of: dict[int, int] = {}
     children: dict[int, list[int]] = {}
     for row in rows.tolist():
@@ -36,9 +36,9 @@ def foldable_chains(
         children.setdefault(parent, []).append(row)
     deepest: dict[int, int] = {}  # depth of the deepest row below each, or its own
     for row in reversed(root_of):
-        own = int(depths[row])
-        deepest[row] = max(map(deepest.__getitem__, children.get(row, ())), default=own)
-    found = []
+        depth = int(depths[row])
+        deepest[row] = max(map(deepest.__getitem__, children.get(row, ())), default=depth)
+    chains = []
     for root, tree in trees.items():
         last_depth = deepest[root] - STAY_RECENT
         chain = [root]
@@ -51,5 +51,5 @@ def foldable_chains(
             stop = next((place for place, row in enumerate(chain) if row in stops), None)
             chain = chain[: None if stop is None else stop + 1]
             folded = set(chain)
-            found.append((chain, [row for row in tree if row not in folded]))
-    return found
+            chains.append((chain, [row for row in tree if row not in folded]))
+    return chains

@@ -1,21 +1,21 @@
 """Recent rows of an engine with convolutions or recurrences, and the checkpoints before them.
 
-Such layers keep *recent* rows alone (docs/algorithm.md 3.11). A path is folded from its beginning
-on, in pieces: the rows up to its *checkpoint* are one state of each recurrent layer, those after
-it are recent rows. Checkpoint 0 is where all paths begin. With folded rows in brackets,
+Such layers keep only *recent* rows (docs/algorithm.md 3.11). A path is folded piece by piece from
+its beginning. The rows up to its *checkpoint* become one state of each recurrent layer; the rows
+after the checkpoint are recent rows. All paths begin at checkpoint 0. With folded rows in brackets,
 
     0 [a b c] 1 ── d ── e ── f         d to f continue from checkpoint 1, whose last row is c
                          └── g
 
-A new row can continue from any recent row, and from the last row of a checkpoint. Where a path
-branches off at another folded row, the rows from the last checkpoint above it on are computed
-again. So what is folded, and when, is a matter of cost alone:
+A new row can continue from any recent row, and from the last row of a checkpoint. If a path
+branches off at another folded row, the rows after the last checkpoint above it are computed again.
+So the choice of rows to fold, and of the time, affects only the cost:
 
-* A chain of rows with one child each is folded as soon as it is long, except for the last rows of
-  its path: these may have been drafted, and be dropped. A short chain is folded if the branches at
-  its end have grown long: rejected drafts do not.
-* Some checkpoints stay for paths that branch off later, such as prompts that begin alike: one at
-  least every time that a path has doubled its length, and where rows were computed again.
+* A chain of rows with one child each is folded as soon as it is long. The last rows of its path
+  are not folded, because they may be drafted rows that are dropped. A short chain is folded if
+  several branches at its end have grown long, which rejected drafts do not.
+* Some checkpoints stay for paths that branch off later, such as prompts with a common beginning:
+  at least one every time that a path has doubled its length, and where rows were computed again.
 """
 
 from collections.abc import Iterator
@@ -34,8 +34,8 @@ from dsbd_runtime.parts.recent.fold_chains import foldable_chains
 MOST_HELD = 4
 """Checkpoints that stay for paths that branch off later."""
 
-_FIRST_HELD = 256  # rows; fewer are soon computed again
-_LOOK_EVERY = 16  # recent rows, or more
+_FIRST_HELD = 256  # rows; fewer rows are quickly computed again
+_LOOK_EVERY = 16  # the fewest new recent rows before the next look for chains
 _BEGIN = 0  # the checkpoint where paths begin
 _FOLDED = -1  # instead of a checkpoint: nothing continues from the row
 _NUM_FIELDS = 6
@@ -46,10 +46,10 @@ def _field(number: int) -> Any:
 
 
 class RecentMemory(Protocol):
-    """Where the recent rows and the states of the checkpoints lie."""
+    """The memory of the recent rows and of the states of the checkpoints."""
 
     def reserve(self, num_rows: int, num_used: int) -> None:
-        """Give the recent rows room; keep the first ``num_used``. Without any, start again."""
+        """Make room for ``num_rows`` recent rows; keep the first ``num_used``. 0: start again."""
 
     def shrink(self, num_used: int) -> None:
         """Free the room of recent rows that a call after ``num_used`` of them does not need."""
@@ -58,24 +58,24 @@ class RecentMemory(Protocol):
         """Copy these recent rows to ``first_row`` and the rows after it, as if at once."""
 
     def reserve_checkpoints(self, number: int) -> None:
-        """Have exactly so many; keep those that there are. The first one's state is zero."""
+        """Have exactly ``number`` checkpoints; keep the present ones. The first state is zero."""
 
     def fold(self, rows: Ints, source: int, target: int) -> None:
-        """Let the state of ``target`` be that of ``source`` after these recent rows."""
+        """Compute the state of ``target`` from that of ``source`` and these recent rows."""
 
 
 @dataclass(eq=False, slots=True)
 class NewRows:
-    """The S rows of one engine call, as yet without a place, and its inputs (``recent_rows``).
+    """The S rows of one engine call before they are appended, and its inputs (``recent_rows``).
 
-    parents: (S,) int64. Row of the cache, ``NO_ROW`` where the path begins.
-    depths: (S,) int64. Rows of the path to each, itself included.
-    checkpoints: (S,) int64, the one that each continues from.
-    again: (S,) int64, rows of the cache that the call computes again; None: it appends them.
-    first_row: recent row of the first.
+    parents: (S,) int64. The parent's row of the cache, ``NO_ROW`` where the path begins.
+    depths: (S,) int64. The length of the path to each row, itself included.
+    checkpoints: (S,) int64. The checkpoint that each row continues from.
+    again: (S,) int64. Rows of the cache that the call computes again; None: it appends its rows.
+    first_row: the recent row of the first of the S rows.
     ancestors: (S, A) int64 recent rows; None without convolutions.
-    mask: (S, n) bool, of recent rows from 0 on; all others are unseen.
-    first_checkpoint: the states of the call begin with that of this one.
+    mask: (S, n) bool. Which of the first n recent rows each row sees; it sees no others.
+    first_checkpoint: the checkpoint whose state is the first one in the call.
     checkpoint_rows, row_places: (B, L) and (S,) int64.
     """
 
@@ -93,19 +93,23 @@ class NewRows:
 
 
 class RecentPaths:
-    """Of every row of the cache, whether it is recent, and what continues from it.
+    """Table of the rows of the cache: which are recent, and from which ones paths can continue.
 
-    num_recent: places in use among the recent rows, those of dropped rows included. The table has
-    for each row its parent's row, ``NO_ROW`` where the path begins; its depth, itself included; its
-    place among the recent rows, or ``NO_ROW``; the checkpoint that a child would continue from, or
-    ``_FOLDED`` if it cannot have any.
+    num_recent: number of places in use among the recent rows, including those of dropped rows.
+
+    The table has for each row its token and position, and:
+
+    * the parent's row, ``NO_ROW`` where the path begins;
+    * its depth, which is the length of the path including itself;
+    * its place among the recent rows, or ``NO_ROW``;
+    * the checkpoint that a child would continue from, ``_FOLDED`` if the row can have no child.
     """
 
-    # Of every row in use, (num_rows,) int64 each.
+    # Columns of the table for the rows in use, (num_rows,) int64 each.
     _tokens, _positions, _parents, _depths, _places, _checkpoints = map(_field, range(_NUM_FIELDS))
 
     def __init__(self, memory: RecentMemory, num_ancestors: int) -> None:
-        """Take the memory; ``num_ancestors``: rows that a convolution reads, 0 without any."""
+        """Take the memory; ``num_ancestors``: rows that a convolution reads, 0: no convolutions."""
         self._memory = memory
         self._num_ancestors = num_ancestors
         self._table = np.zeros((_NUM_FIELDS, 256), np.int64)
@@ -120,7 +124,7 @@ class RecentPaths:
         return len(self._ends)
 
     def truncate(self, num_rows: int) -> None:
-        """Forget rows from ``num_rows`` on: those of a forward that has failed."""
+        """Forget the rows from ``num_rows`` on, which a failed forward has appended."""
         self.num_rows = min(num_rows, self.num_rows)
         self._held = [row for row in self._held if row < self.num_rows]
 
@@ -141,23 +145,23 @@ class RecentPaths:
     # Calls
 
     def prepare(self, forward: Forward) -> None:
-        """Fold what pays before a call; the rows that it continues from stay."""
+        """Fold chains where it pays, before a call; the rows that it continues from stay."""
         if self.num_recent >= self._next_look:
             self._fold_chains(self._continued(forward))
             self._look_later()
 
     def again(self, forward: Forward, most_rows: int) -> Iterator[tuple[Forward, Ints]]:
-        """Yield calls that compute again the rows that a forward needs and that are folded.
+        """Yield calls that compute again the folded rows that a forward needs.
 
-        With the rows of the cache that each computes. Their own rows of the cache follow those in
-        use, and may be overwritten.
+        With each call: the rows of the cache that it computes. The call writes them after the rows
+        in use, where later calls may overwrite them.
         """
         for row in self._continued(forward).tolist():
             if self._checkpoints[row] != _FOLDED:
                 continue
             path = self._path(row)
-            known = self._checkpoints[path] != _FOLDED
-            begin = len(path) - int(known[::-1].argmax()) if known.any() else 0
+            is_unfolded = self._checkpoints[path] != _FOLDED
+            begin = len(path) - int(is_unfolded[::-1].argmax()) if is_unfolded.any() else 0
             for start in range(begin, len(path), most_rows):
                 stop = min(start + most_rows, len(path))
                 yield self._forward_again(path[:stop], start), path[start:stop]
@@ -206,8 +210,8 @@ class RecentPaths:
 
     def _continued(self, forward: Forward) -> Ints:
         rows = np.unique(self._last_seen(forward))
-        found: Ints = rows[rows != NO_ROW]
-        return found
+        rows_seen: Ints = rows[rows != NO_ROW]
+        return rows_seen
 
     def _last_seen(self, forward: Forward) -> Ints:
         """Return the last row of the cache that each new row sees, (S,) int64, or ``NO_ROW``."""
@@ -221,8 +225,8 @@ class RecentPaths:
         continued = self._last_seen(forward)
         if again is not None:  # all continue from the same row, and the others from one another
             continued[:] = continued[0]
-        found: Ints = np.append(self._checkpoints, _BEGIN)[continued]  # NO_ROW finds the last
-        return found
+        checkpoints: Ints = np.append(self._checkpoints, _BEGIN)[continued]  # NO_ROW finds the last
+        return checkpoints
 
     def _check_paths(self, parents: Ints, depths: Ints) -> None:
         of_parents = np.concatenate([self._depths, depths, [0]])[parents]  # NO_ROW finds the last
@@ -248,7 +252,7 @@ class RecentPaths:
     # Folds
 
     def _fold_chains(self, continued: Ints) -> None:
-        """Fold the beginning of long paths; ``continued`` rows stay what can be continued from."""
+        """Fold the beginning of long paths; paths can still continue from ``continued`` rows."""
         stops = {*continued.tolist(), *self._held}
         has_folded = False
         while chains := foldable_chains(self._unfolded(), self._parents, self._depths, stops):
@@ -262,7 +266,7 @@ class RecentPaths:
         self._next_look = self.num_recent + max(_LOOK_EVERY, self.num_recent // 4)
 
     def _fold(self, chain: list[int], below: list[int], stops: set[int]) -> None:
-        """Fold a chain into a checkpoint, from which the rows ``below`` continue from now on."""
+        """Fold a chain into a checkpoint; the rows ``below`` continue from it from now on."""
         source, end = int(self._checkpoints[chain[0]]), int(self._parents[chain[0]])
         before, depth = self._ends[source], int(self._depths[chain[-1]])
         self._checkpoints[[*chain, *below]] = _FOLDED
@@ -277,7 +281,7 @@ class RecentPaths:
         self._checkpoints[[chain[-1], *below]] = target
 
     def _give_up(self, stops: set[int]) -> None:
-        """Let no path continue from the middle of one, unless from ``stops`` or a held row."""
+        """Let no path continue from an inner row of a path, except for ``stops`` and held rows."""
         continued = {*self._checkpoints[self._unfolded()].tolist()}
         for row in self._last_rows().tolist():
             is_alone = int(self._checkpoints[row]) not in continued
@@ -297,20 +301,20 @@ class RecentPaths:
         self._held = [*(held for held in self._held if held != row), row][-MOST_HELD:]
 
     def _last_rows(self) -> Ints:
-        known = self._checkpoints >= 0
-        ends = np.array(self._ends)[np.where(known, self._checkpoints, 0)]
-        found: Ints = (known & (self._depths == ends)).nonzero()[0]
-        return found
+        is_unfolded = self._checkpoints >= 0
+        ends = np.array(self._ends)[np.where(is_unfolded, self._checkpoints, 0)]
+        last_rows: Ints = (is_unfolded & (self._depths == ends)).nonzero()[0]
+        return last_rows
 
     def _unfolded(self) -> Ints:
-        """Return the rows of the cache after a checkpoint, none of them its last."""
-        known = self._checkpoints >= 0
-        ends = np.array(self._ends)[np.where(known, self._checkpoints, 0)]
-        found: Ints = (known & (self._depths > ends)).nonzero()[0]
-        return found
+        """Return the rows of the cache after their checkpoint; its last row is not among them."""
+        is_unfolded = self._checkpoints >= 0
+        ends = np.array(self._ends)[np.where(is_unfolded, self._checkpoints, 0)]
+        unfolded: Ints = (is_unfolded & (self._depths > ends)).nonzero()[0]
+        return unfolded
 
     def _drop_unneeded(self) -> None:
-        """Drop the recent rows that no new row could read, and the checkpoints of none."""
+        """Drop the recent rows that no new row could read, and the checkpoints without rows."""
         is_needed = np.zeros(self.num_rows, np.bool_)
         is_needed[self._unfolded()] = True
         rows = (self._checkpoints >= 0).nonzero()[0]

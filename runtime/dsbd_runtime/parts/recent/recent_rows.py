@@ -1,28 +1,28 @@
-"""Recent rows: those that convolutions and recurrences keep, with the states of checkpoints.
+"""Recent rows: the rows that convolutions and recurrences keep, and the states of checkpoints.
 
 | tensor | shape, type | meaning |
 |---|---|---|
-| recent_write_indices | [1] int64 | first of the S new ones among the recent rows |
-| ancestors | [S,A] int64 | with convolutions: recent rows of the last A nodes of the path to each |
-| | | node, oldest first, itself not; -1 before the path begins |
-| recent_mask | [1,1,S,M] bool | with recurrences: node s sees recent row m, which is of its path |
+| recent_write_indices | [1] int64 | recent row of the first of the S new rows |
+| ancestors | [S,A] int64 | with convolutions: recent rows of the last A nodes on the path to each |
+| | | node, oldest first, without the node; -1 before the path begins |
+| recent_mask | [1,1,S,M] bool | with recurrences: node s sees recent row m, which is on its path |
 | | | and after its checkpoint |
-| checkpoint_rows | [B,L] int64 | which new rows follow each checkpoint, filled up with any |
-| row_places | [S] int64 | where each new row stands in checkpoint_rows, row after row |
-| past_key_values.{i}.convolution | [1,1,M,W] | that of layer i, a convolution over the path |
-| past_key_values.{i}.recurrent_key | [1,Hk,M,Dk] | that of layer i with a recurrent state |
+| checkpoint_rows | [B,L] int64 | which new rows follow each checkpoint, filled up with any rows |
+| row_places | [S] int64 | index of each new row in checkpoint_rows, read row after row |
+| past_key_values.{i}.convolution | [1,1,M,W] | layer i, a convolution over the path |
+| past_key_values.{i}.recurrent_key | [1,Hk,M,Dk] | layer i with a recurrent state |
 | past_key_values.{i}.recurrent_delta | [1,H,M,Dv] | |
 | past_key_values.{i}.recurrent_decay | [1,H,M,2] | |
 | state.{i} | [B,H,Dk,Dv] float32 | the states of the checkpoints; zeros where a path begins |
-| state_decay.{i} | [B,H,2] float32 | the decays at them |
+| state_decay.{i} | [B,H,2] float32 | the decays at the checkpoints |
 | present.{i}.* | as past | the same buffer, updated in place |
 
-In the prune graph recent rows move by src_recent_rows [K] int64 and recent_write_indices.
+The prune graph moves the recent rows src_recent_rows [K] int64 to recent_write_indices.
 
-The fold graph of an engine with recurrences takes folded_rows [T] int64, recent rows of a path in
-its order, the recurrent caches, and of the checkpoint before them state.{i} [1,H,Dk,Dv] and
-state_decay.{i} [1,H,2]. It returns folded_state.{i} and folded_state_decay.{i}, those of the last
-row.
+The fold graph of an engine with recurrences reads folded_rows [T] int64, which are recent rows of
+a path in its order, the recurrent caches, and state.{i} [1,H,Dk,Dv] and state_decay.{i} [1,H,2] of
+the checkpoint before these rows. It returns state and decay after the last row: folded_state.{i}
+and folded_state_decay.{i}.
 """
 
 from __future__ import annotations
@@ -76,20 +76,20 @@ ROW_PLACES = "row_places"
 SRC_RECENT_ROWS = "src_recent_rows"
 FOLDED_ROWS = "folded_rows"
 
-_STATE_BYTES = 4  # of a number, in fp32
+_STATE_BYTES = 4  # bytes of a number, fp32
 _STEP = 32  # rows; a recurrent layer looks at all of them in every call
 
 
 def recent_capacity(num_rows: int) -> int:
-    """Return the capacity for so many recent rows: 32, 64, 96, ..."""
+    """Return the capacity for ``num_rows`` recent rows: 32, 64, 96, ..."""
     return max(1, -(-num_rows // _STEP)) * _STEP
 
 
 def path_bytes(caches: Sequence[CacheEntry]) -> int:
     """Return the bytes of a path that is kept by itself, in addition to its attention rows.
 
-    They are the states of its checkpoint and the recent rows that usually follow it. A
-    request is one such path, and so is each of its beams that has parted from the others for long.
+    They are the states of its checkpoint and the recent rows that usually follow it. A request is
+    one such path. So is each of its beams that branched off from the others many rows ago.
     """
     num_rows = recent_capacity(STAY_RECENT + FOLDED_TOGETHER + 1)
     states = (shape for entry in recurrent(caches) for shape in entry.states.values())
@@ -98,7 +98,7 @@ def path_bytes(caches: Sequence[CacheEntry]) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class RecentEntry(PartEntry):
-    """The recent rows in the manifest; ``caches``: of the layers that keep them."""
+    """The recent rows in the manifest; ``caches``: entries of the layers that keep them."""
 
     caches: Sequence[CacheEntry]
     lacks: ClassVar[str] = "keeps no recent rows"  # ``check_runnable`` refuses it before
@@ -134,14 +134,14 @@ class RecentRows(Part):
         self.memory = memory
         self._paths = RecentPaths(memory, num_ancestors(entry.caches))
         self._most_new_rows = most_new_rows(entry.caches, MAX_FORWARD_ROWS)
-        self._new: NewRows  # of the call that is bound next
+        self._new: NewRows  # rows of the call that is bound next
 
     @property
     def num_bytes(self) -> int:
         return self.memory.num_bytes
 
     def calls(self, call: Call) -> Iterator[Call]:
-        """Yield the calls of at most ``most_new_rows``, after calls that compute rows again."""
+        """Yield calls of at most ``most_new_rows`` rows, after calls that compute rows again."""
         if call.is_first:
             self._paths.truncate(call.first_row)
         for chunk in call.chunks(self._most_new_rows):
@@ -191,7 +191,7 @@ class HostRecentMemory:
             self.rows.resize(capacity, num_used)
 
     def shrink(self, num_used: int) -> None:
-        """See RecentMemory; a little room is left, so that it is not allocated again at once."""
+        """See RecentMemory; a little room stays, so that the next call need not allocate it."""
         capacity = recent_capacity(num_used + 2 * _STEP)
         if num_used and capacity < self.rows.capacity:
             self.rows.resize(capacity, num_used)
@@ -224,11 +224,11 @@ class HostRecentMemory:
             **{name: self.states[name][source : source + 1] for name in names},
         }
         try:
-            found = self._fold.run([folded_name(name) for name in names], inputs)
-        except Exception as error:  # ONNX Runtime's exceptions share no base but this one
+            states = self._fold.run([folded_name(name) for name in names], inputs)
+        except Exception as error:  # ONNX Runtime's exceptions have no other common base
             remedy = "ask for fewer beams or fewer requests at a time"
             raise call_error(self._fold_path, f"{len(rows)} rows", error, remedy) from error
-        for name, state in zip(names, found, strict=True):
+        for name, state in zip(names, states, strict=True):
             self.states[name][target] = state[0]
 
     def bind(self, call: NewRows, binder: HostBinder) -> None:

@@ -1,15 +1,15 @@
 """Alignment on ONNX Runtime: how the heads that follow the sound attend to it, token by token.
 
-The graph is the decoder's, but returns no caches: one call has all tokens of a text, as if
+The graph is the decoder's, but returns no caches. One call reads all tokens of a text, as if
 nothing had been decoded before.
 
 | output | shape, type | meaning |
 |---|---|---|
-| alignment_weights | [A,S,N] float32 | weights of the positions of the sound, by alignment head |
+| alignment_weights | [A,S,N] float32 | weight of each position of the sound, by alignment head |
 | logits | [R,V] float32 | as the decoder's |
 
-Its inputs are those of the decoder: ``past_key_values`` are zeros of as many rows as there are
-tokens, and there is one source.
+It has the decoder's inputs. ``past_key_values`` are zeros, with one row for each token, and there
+is one source.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ from dsbd_runtime.parts.source.speech_entry import ALIGNMENT_FILE, ALIGNMENT_WEI
 class AlignedTokens:
     """How a speech model attends to the sound as it reads a text, and its predictions.
 
-    weights: (A, n - 1, N) float32. Weights of the N positions of the sound by each of the A
-        alignment heads, for the n new tokens except the last.
-    logits: (n, V) float32. Of each new token, after those before it.
+    weights: (A, n - 1, N) float32. The weight that each of the A alignment heads gives to each of
+        the N positions of the sound, for the n new tokens except the last.
+    logits: (n, V) float32. The logits that predict each new token after the tokens before it.
     """
 
     weights: NDArray[np.float32]
@@ -69,7 +69,7 @@ class AlignmentGraphEntry(PartEntry):
     sources: SourcesEntry
     head: HeadEntry  # returns all logits
     num_heads: int  # A
-    context_length: int  # most tokens of a text
+    context_length: int  # the most tokens of a text
 
     lacks: ClassVar[str] = "aligns no sources"  # ``check_runnable`` refuses it before
 
@@ -105,9 +105,9 @@ class Alignment(Part):
     def align(
         self, source: Source, prompt_ids: Sequence[int], token_ids: Sequence[int]
     ) -> AlignedTokens:
-        """Return how the engine attends to a source as it reads new tokens after a prompt.
+        """Return how the engine attends to a source when it reads new tokens after a prompt.
 
-        The cache stays unchanged. CapacityError: no memory, or too long a text. BundleError,
+        The cache stays unchanged. CapacityError: no memory, or the text is too long. BundleError,
         EngineError: the graph cannot be opened, or fails.
         """
         read = np.array([*prompt_ids, *token_ids[:-1]], np.int64)
@@ -116,10 +116,10 @@ class Alignment(Part):
                 f"a text of {len(read)} tokens is to be aligned, the model reads "
                 f"{self._entry.context_length}; shorten the prompt"
             )
-        engine, found = self._opened(), self._sources.slots.alone(source)
-        self._sources.encoder.take_reading()  # if the source was read again: it is of no forward
+        engine, held = self._opened(), self._sources.slots.alone(source)
+        self._sources.encoder.take_reading()  # a repeated reading belongs to no forward
         rows, places = places_of_rows(np.zeros(len(read), np.int64), 1)
-        first = len(prompt_ids) - 1  # whose logits are of the first new token
+        first = len(prompt_ids) - 1  # its logits predict the first new token
         mask = np.tri(len(read), dtype=np.bool_)
         arrays: dict[str, NDArray[Any]] = {
             INPUT_IDS: read[None],
@@ -128,13 +128,13 @@ class Alignment(Part):
             LOGIT_ROWS: np.arange(first, len(read)),
             SOURCE_ROWS: rows,
             SOURCE_PLACES: places,
-            SOURCE_LENGTHS: found.lengths,
+            SOURCE_LENGTHS: held.lengths,
             **dict.fromkeys(self._entry.attention.masks, mask[None, None]),
             **self._no_rows(len(read)),
         }
         value_of = self._graphs.ort.OrtValue.ortvalue_from_numpy
         inputs = {name: value_of(array) for name, array in arrays.items()}
-        weights, logits = self._run(engine, {**inputs, **found.values}, len(read))
+        weights, logits = self._run(engine, {**inputs, **held.values}, len(read))
         return AlignedTokens(weights[:, len(prompt_ids) :], logits)
 
     def close(self) -> None:
@@ -162,7 +162,7 @@ class Alignment(Part):
         names = [ALIGNMENT_WEIGHTS, LOGITS]
         try:
             weights, logits = engine.run_with_ort_values(names, inputs, options)
-        except Exception as error:  # ONNX Runtime's exceptions share no base but this one
+        except Exception as error:  # ONNX Runtime's exceptions have no other common base
             remedy = "leave times of words out, or run fewer requests"
             raise call_error(self._path, f"{num_tokens} tokens", error, remedy) from error
         return weights.numpy(), logits.numpy()

@@ -1,10 +1,11 @@
 """The cross rows of the sources of a call, side by side: a slot of one buffer for each source.
 
-A source that is read alone keeps its encoder's outputs, and its calls read those. Once a call has
-several sources, those without a slot are copied to one, for as long as their requests run, and
-their own copies are dropped. A call reads the slots from the first to the last of
-its sources without copying them. The slots are as long as the longest source, up to the next
-``_ROUNDED``; more slots, longer ones, and fewer once most are unused, are new buffers.
+If a call has only one source, it reads the outputs of the encoder. If a call has several sources,
+each source without a slot is copied to one. It keeps the slot while its request runs, and the
+encoder's outputs are dropped. A call reads the slots from the first to the last of its sources
+without copying them. The length of the slots is that of the longest source, rounded up to a
+multiple of ``_ROUNDED``. New buffers are made for more slots, for longer slots, and for fewer slots
+once most are unused.
 """
 
 from collections import OrderedDict
@@ -24,17 +25,17 @@ from dsbd_runtime.parts.attention.kv_cache import NUMPY_DTYPES
 from dsbd_runtime.parts.source.encoder_entry import EncoderEntry
 from dsbd_runtime.parts.source.ort_encoder import MOST_BYTES, MOST_SOURCES, CrossRows, OrtEncoder
 
-_ROUNDED = 16  # tokens: a slightly longer source needs no other buffers, and padding costs its time
-_WASTEFUL = 2  # times what a call needs: slots that long, or that far apart, are made anew
+_ROUNDED = 16  # tokens: a slightly longer source needs no new buffers, but padding takes time
+_WASTEFUL = 2  # slots this many times longer or farther apart than needed are made anew
 
 
 @dataclass(frozen=True)
 class CallSources:
     """Cross rows of the sources that a call of the decoder reads.
 
-    values: an OrtValue (B, H, N, D) by name; the same object as long as they are the same.
-    lengths: (B,) int64. Tokens of each of the B.
-    items: (n,) int64. Which of the B each source of the call is.
+    values: an OrtValue (B, H, N, D) by name; the same object while the values are the same.
+    lengths: (B,) int64. Number of tokens of each of the B sources.
+    items: (n,) int64. For each source of the call, its index among the B.
     """
 
     values: dict[str, Any]
@@ -43,11 +44,11 @@ class CallSources:
 
 
 class CrossSlots:
-    """The cross rows of the sources that calls read, those in slots and those kept by themselves.
+    """The cross rows of the sources that calls read, in slots or as the encoder's outputs.
 
-    A source is *live* from a call that has it among others until it is released. Live ones keep
-    their slots, unless those of one call alone take as much memory as there may be. One that is
-    *held* is kept also while no call has it: it is released between two requests of its holder.
+    A source is *live* from the first call that has it with other sources until it is released. Live
+    sources keep their slots, unless the slots of one call take all the memory that is allowed. A
+    *held* source is kept even if it is released, as between two requests of its holder.
     """
 
     def __init__(
@@ -57,7 +58,7 @@ class CrossSlots:
         entry: EncoderEntry,
         most_bytes: int = MOST_BYTES,
     ) -> None:
-        """most_bytes: of all sources; those of one call are kept in any case."""
+        """most_bytes: limit for all sources; the sources of one call are kept in any case."""
         self._ort = ort
         self._encoder = encoder
         self._entry = entry
@@ -67,11 +68,11 @@ class CrossSlots:
     def _clear(self) -> None:
         self._buffers: dict[str, NDArray[Any]] = {}  # (slots, H, N, D) by name
         self._lengths: Ints = np.ones(0, np.int64)  # (slots,)
-        self._slots: OrderedDict[Source, int] = OrderedDict()  # the latest used last
+        self._slots: OrderedDict[Source, int] = OrderedDict()  # the last used is last
         self._released: set[Source] = set()
         self._was_released = False  # since slots were arranged
         self._range = 0, 0
-        self._values: dict[str, Any] = {}  # of the slots in this range
+        self._values: dict[str, Any] = {}  # values of the slots in this range
 
     @property
     def num_bytes(self) -> int:
@@ -84,7 +85,7 @@ class CrossSlots:
         return shape[0], shape[2]
 
     def most_together(self, sources: Sequence[Source]) -> int:
-        """Return how many of these sources one call may have; beyond, some are read again."""
+        """Return how many of these sources one call may have; with more, some are read again."""
         fixed, limit = self._entry.fixed, self._entry.context_length
         limit = limit if fixed is None else fixed.num_positions  # of a window's frames
         lengths = (len(source) if isinstance(source, tuple) else limit for source in sources)
@@ -107,7 +108,7 @@ class CrossSlots:
         return CallSources(values, self._lengths[first:stop], slots - first)
 
     def alone(self, source: Source) -> CallSources:
-        """Return what ``of_call`` does, for one source in no slot; valid until the next call."""
+        """Return the same as ``of_call`` for a single source; valid until the next call."""
         item = np.zeros(1, np.int64)
         if source not in self._slots:
             rows = self._encoder.cross_rows(source)
@@ -132,7 +133,7 @@ class CrossSlots:
         return self._encoder.held.held(source)
 
     def forget(self) -> None:
-        """Drop the rows of all sources but of those that are held, in slots or not."""
+        """Drop the rows of all sources except held ones, both in slots and in the encoder."""
         held = [source for source in self._slots if source in self._encoder.held]
         if held:
             self._slots = OrderedDict((source, self._slots[source]) for source in held)
@@ -174,28 +175,28 @@ class CrossSlots:
         self._encoder.limit(self._most_bytes - self._slot_bytes)
 
     def _fits(self, lengths: dict[Source, int]) -> bool:
-        """Return whether the slots hold sources of these lengths, and are not far too many."""
+        """Return whether sources of these lengths fit the slots, which are not far too many."""
         num_slots, length = self.capacity
         longest, last = max(lengths.values()), max(self._slots.values(), default=0)
-        most = _WASTEFUL * len(lengths)
+        max_slots = _WASTEFUL * len(lengths)
         return (
-            len(lengths) <= num_slots <= _WASTEFUL * most
-            and last < most
+            len(lengths) <= num_slots <= _WASTEFUL * max_slots
+            and last < max_slots
             and longest <= length <= _WASTEFUL * _rounded(longest)
         )
 
     def _move(self, staying: Sequence[Source], lengths: dict[Source, int]) -> None:
-        """Make new buffers for sources of these lengths; copy those that are there, in order."""
+        """Make new buffers for sources of these lengths; copy the ``staying`` ones in order."""
         length, number = _rounded(max(lengths.values())), len(lengths)
-        most = self._most_bytes // self._bytes_of_slot(length)
-        num_slots = max(number, min(1 << (number - 1).bit_length(), most))
+        max_slots = self._most_bytes // self._bytes_of_slot(length)
+        num_slots = max(number, min(1 << (number - 1).bit_length(), max_slots))
         old_slots = [self._slots[source] for source in staying]
         new_lengths = np.ones(num_slots, np.int64)
         new_lengths[: len(staying)] = [lengths[source] for source in staying]
         try:
             for name, (dtype, num_heads, width) in self._entry.cross_shapes.items():
                 shape = num_slots, num_heads, length, width
-                buffer = np.zeros(shape, NUMPY_DTYPES[dtype])  # of padding too: finite numbers
+                buffer = np.zeros(shape, NUMPY_DTYPES[dtype])  # padding must be finite too
                 for slot, old in enumerate(old_slots):
                     num_tokens = new_lengths[slot]
                     buffer[slot, :, :num_tokens] = self._buffers[name][old, :, :num_tokens]
@@ -211,7 +212,7 @@ class CrossSlots:
         self._range = 0, 0
 
     def _copy_of(self, slot: int) -> CrossRows:
-        """Return the rows of a slot as an encoder leaves them."""
+        """Return a copy of the rows of a slot in the form of the encoder's outputs."""
         length, new_value = self._lengths[slot], self._ort.OrtValue.ortvalue_from_numpy
         copies = {name: each[slot, None, :, :length].copy() for name, each in self._buffers.items()}
         values = {name: new_value(copy) for name, copy in copies.items()}

@@ -1,28 +1,28 @@
 """Encoder of an encoder-decoder: its graph's names, its entry in the manifest, its source.
 
 A source is a tuple of tokens, the features of a window of sound, or a picture. The encoder runs
-once a request. It returns the cross rows: for each decoder layer a key and a value of every token
-of the source, of every two frames, or of every patch. All beams and all drafted nodes read them;
-none writes them.
+once for each request. It returns the cross rows: for each decoder layer a key and a value of every
+token of the source, of every two frames, or of every patch. All beams and drafted nodes read them
+and none writes them.
 
-A call of the decoder has the cross rows of B sources, padded to the longest, and states for each of
-its S rows which source it reads: ``source_rows`` lists the rows of one source, P for each source.
+A call of the decoder has the cross rows of B sources, padded to the longest. ``source_rows`` names
+the source of each of its S rows: it lists, for each source, the P rows that read it.
 
 | tensor | shape, type | meaning |
 |---|---|---|
-| source_ids | [1,N] int64 | of encoder.onnx: the tokens of the source |
-| hidden_states | [1,N,W] | its last output, for a draft that shares the encoder: of the draft's |
-| | | encoder.onnx the input, in place of source_ids |
-| input_features | [1,M,F] float32 | instead, of a speech model: features of a window of sound |
-| pixel_values | [1,3,H,W] float32 | instead, of a model that reads pictures |
-| cross.{i}.key, cross.{i}.value | [1,H,N,D] | its outputs |
-| the same | [B,H,N,D] | of the decoder's graph: those of B sources |
-| source_lengths | [B] int64 | of the decoder's graph: tokens of each source; after them are any |
-| | | finite numbers |
-| source_rows | [B,P] int64 | of the decoder's graph: the rows of the call that read each source, |
-| | | filled up with any others |
-| source_places | [S] int64 | of the decoder's graph: where each row stands in source_rows, read |
-| | | one source after the other |
+| source_ids | [1,N] int64 | encoder.onnx, input: the tokens of the source |
+| input_features | [1,M,F] float32 | the input of a speech model instead: a window of sound |
+| pixel_values | [1,3,H,W] float32 | the input of a model that reads pictures instead |
+| cross.{i}.key, cross.{i}.value | [1,H,N,D] | encoder.onnx, outputs |
+| hidden_states | [1,N,W] | encoder.onnx, last output, for a draft that shares the encoder. The |
+| | | draft's encoder.onnx has it as the input instead of source_ids |
+| cross.{i}.key, cross.{i}.value | [B,H,N,D] | decoder's graph: the cross rows of B sources |
+| source_lengths | [B] int64 | decoder's graph: tokens of each source; any finite numbers follow |
+| | | them in the cross rows |
+| source_rows | [B,P] int64 | decoder's graph: the rows of the call that read each source, filled |
+| | | up with any other rows |
+| source_places | [S] int64 | decoder's graph: index of each row in source_rows, read one source |
+| | | after the other |
 """
 
 from dataclasses import dataclass
@@ -61,23 +61,23 @@ class EncoderEntry:
     """Manifest entry of the encoder of a decoder's engine.
 
     Attributes:
-        vocab_size: number of the tokens of a source; if that is no text, that of the decoder's.
-        context_length: most tokens of a source; of a speech model the frames of a window, of
-            pictures the rows of each.
-        start_token_id: the token that every target begins with.
+        vocab_size: vocabulary size of a source; if the source is no text, the decoder's.
+        context_length: the most tokens of a source; for a speech model the frames of a window, for
+            pictures the rows of one.
+        start_token_id: the first token of every target text.
         cross: the cross rows of the decoder layers that read the source.
         reads_positions: whether the decoder's graph has the input ``row_positions``.
-        languages: the token of each language by its name, of a model that translates between
-            several; None for any other.
-        unknown_token_id: what tokens of the sources' tokenizer beyond ``vocab_size`` are read as;
-            None where it has none.
-        hidden_width: of the hidden states that its graph returns or, of a draft that shares the
-            target's encoder, reads; None: it does neither.
-        fingerprint: sha256 (hex) of what the hidden states that it returns follow from, by which a
-            draft is known to share the encoder; None where it returns none.
-        is_shared: of a draft: whether the encoder is the target's, whose hidden states its graph
-            reads in place of a source.
-        speech, picture: of a model whose source is sound, or a picture; None: it is a text.
+        languages: for a model that translates between several languages, the token of each by its
+            name; None for any other model.
+        unknown_token_id: the token that replaces a source's tokens beyond ``vocab_size``; None if
+            the model has none.
+        hidden_width: width of the hidden states that its graph returns. For a draft that shares the
+            target's encoder: of those that its graph reads. None: it does neither.
+        fingerprint: sha256 (hex) of everything that decides the hidden states; shows that a draft
+            shares the encoder. None if the graph returns no hidden states.
+        is_shared: for a draft, whether it shares the target's encoder. Then its graph reads the
+            target's hidden states instead of a source.
+        speech, picture: entry of a source that is sound, or a picture; None: it is a text.
     """
 
     vocab_size: int
@@ -99,7 +99,7 @@ class EncoderEntry:
 
     @property
     def fixed(self) -> FixedSource | None:
-        """The kind of its sources, if all are arrays of one shape; None: they are texts."""
+        """The kind of its sources if all are arrays of one shape; None: the sources are texts."""
         return self.speech or self.picture
 
     @property
@@ -117,7 +117,7 @@ class EncoderEntry:
 
     @property
     def cross_shapes(self) -> dict[str, tuple[str, int, int]]:
-        """The float type, heads and width of every cross tensor by its name, in their order."""
+        """Float type, number of heads and width of every cross tensor, by its name, in order."""
         return {
             cross_name(rows.layer, part): (rows.dtype, *rows.parts[part])
             for rows, part in parts_of(self.cross)
@@ -125,9 +125,9 @@ class EncoderEntry:
 
 
 def cross_specs(encoder: EncoderEntry, num_sources: int | str, length: int | str) -> Tensors:
-    """Return the cross rows by name: outputs of an encoder's graph, inputs of its decoder's.
+    """Return the cross rows by name: outputs of an encoder's graph, inputs of the decoder's graph.
 
-    num_sources, length: sources, and rows of each, or the names of these dimensions.
+    num_sources, length: number of sources and rows of each, or the names of these dimensions.
     """
     return {
         name: TensorSpec(FLOAT_TYPES[dtype], (num_sources, num_heads, length, width))
@@ -154,7 +154,7 @@ def encoder_contract(encoder: EncoderEntry) -> GraphContract:
 def check_shared_encoder(
     target: EncoderEntry | None, draft: EncoderEntry | None, where: str
 ) -> None:
-    """Raise BundleError unless a draft that shares the target's encoder reads what that returns."""
+    """Raise BundleError unless a draft that shares the target's encoder reads its outputs."""
     if target is not None and target.is_shared:
         raise mismatch("null: it is a draft's", True, f"{where}: target: encoder: is_shared")
     if draft is None or not draft.is_shared:
@@ -166,10 +166,10 @@ def check_shared_encoder(
             "target and draft again, both with dsbd-export --target --draft"
         )
     for field in ("hidden_width", "vocab_size", "context_length"):
-        wanted, found = getattr(target, field), getattr(draft, field)
-        if found != wanted:
+        wanted, given = getattr(target, field), getattr(draft, field)
+        if given != wanted:
             expected = f"{in_short(wanted)}, that of the target, whose encoder it shares"
-            raise mismatch(expected, found, f"{place}: {field}")
+            raise mismatch(expected, given, f"{place}: {field}")
 
 
 def encoder_input(entry: EncoderEntry, source: Source) -> tuple[str, NDArray[Any]]:

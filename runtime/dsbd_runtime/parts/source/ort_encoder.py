@@ -23,17 +23,20 @@ from dsbd_runtime.parts.source.encoder_entry import (
 
 MOST_SOURCES = 256
 MOST_BYTES = 2**30
-"""Most sources whose cross rows are kept, and most bytes of all but the last: the one that was read
-longest ago goes, and is computed again where it is needed after all."""
+"""Most sources whose cross rows are kept, and their most bytes, except for the last one.
+
+The source that was read longest ago is dropped first. If it is needed again, it is read again.
+"""
 
 
 @dataclass(eq=False)
 class CrossRows:
-    """The cross rows of one source as the decoder's graph takes them: never written, never moved.
+    """The cross rows of one source as the decoder's graph reads them: never written, never moved.
 
-    values: an OrtValue (1, H, N, D) by name. num_bytes: with the hidden states.
+    values: an OrtValue (1, H, N, D) by name. num_bytes: bytes, including the hidden states.
     hidden: an OrtValue (1, N, W), the encoder's hidden states; None if no draft reads them.
-    was_held: whether the source was held when they were kept: let go, it is not needed again.
+    was_held: whether the source was held when the rows were kept. Once it is no longer held, it is
+        not needed again.
     """
 
     values: dict[str, Any]
@@ -49,8 +52,8 @@ class CrossRows:
 class HeldSources:
     """The sources that a caller works on between its requests too; safe to use from any thread.
 
-    A window of sound is decoded several times: first for its language, at last at higher
-    temperatures and for the times of its words. Between two of these no request has it.
+    A window of sound is decoded several times: first for its language, later at higher temperatures
+    and for the times of its words. Between two of these requests no request has it.
     """
 
     def __init__(self) -> None:
@@ -62,7 +65,7 @@ class HeldSources:
 
     @contextlib.contextmanager
     def held(self, source: Source) -> Iterator[None]:
-        """Hold a source, which others may hold as well."""
+        """Hold a source; several callers may hold it."""
         with self._lock:
             self._num_holders[source] += 1
         try:
@@ -75,9 +78,9 @@ class HeldSources:
 
 
 class OrtEncoder:
-    """One encoder, which reads every source once as long as its cross rows are kept.
+    """One encoder. It reads a source again only if its cross rows are no longer kept.
 
-    A draft may share the encoder of its target: its graph then reads the hidden states there.
+    A draft may share the encoder of its target. Its graph then reads the target's hidden states.
     """
 
     def __init__(
@@ -129,16 +132,16 @@ class OrtEncoder:
         if source in self._hidden_of_taken:
             return self._hidden_of_taken[source]
         hidden = self.cross_rows(source).hidden
-        self._reading = None  # the draft's
+        self._reading = None  # the draft counts it as its own reading
         return hidden
 
     def take_reading(self) -> SourceReading | None:
-        """Return the time of the last reading of a source, once; None if no source was read."""
+        """Return the last reading of a source; None if no source was read since the last call."""
         reading, self._reading = self._reading, None
         return reading
 
     def take(self, source: Source) -> CrossRows:
-        """Return a source's cross rows, the caller's from now on; its hidden states stay here."""
+        """Hand a source's cross rows over to the caller; its hidden states stay here."""
         rows = self.cross_rows(source)
         del self._kept[source]
         self.num_bytes -= rows.num_bytes
@@ -149,7 +152,7 @@ class OrtEncoder:
         return rows
 
     def put_back(self, source: Source, rows: CrossRows) -> None:
-        """Keep rows that were taken, of a source that is held and that no request has now."""
+        """Keep taken rows again: the source is held, but no request has it now."""
         if self._keeps_hidden:
             if source not in self._hidden_of_taken:
                 return  # a draft would not find them
@@ -160,14 +163,14 @@ class OrtEncoder:
         self._keep(source, rows)
 
     def limit(self, most_bytes: int) -> None:
-        """Keep at most so many bytes of cross rows from now on, those read last in any case."""
+        """Keep at most ``most_bytes`` of cross rows from now on; the last rows stay in any case."""
         self._most_bytes = most_bytes
         self._drop_oldest()
 
     def forget(self) -> None:
         """Drop all sources except those that are held."""
-        known = {*self._kept, *self._hidden_of_taken}
-        self._drop(source for source in known if source not in self.held)
+        sources = {*self._kept, *self._hidden_of_taken}
+        self._drop(source for source in sources if source not in self.held)
 
     def close(self) -> None:
         self._engine = self._shared = None
@@ -210,14 +213,14 @@ class OrtEncoder:
         num_tokens, fixed = values.shape[-1], self._entry.fixed
         own_began = self._clock()
         try:
-            found = self._engine.run_with_ort_values(names, feeds)
-        except Exception as error:  # ONNX Runtime's exceptions share no base but this one
+            values = self._engine.run_with_ort_values(names, feeds)
+        except Exception as error:  # ONNX Runtime's exceptions have no other common base
             remedy = "split the source"
             unit = "tokens" if fixed is None else fixed.source_type.axes[-1]
             sizes = f"{num_tokens} {unit} of a source"
             raise call_error(self._path, sizes, error, remedy) from error
         now = self._clock()
         self._reading = SourceReading(num_tokens, now - began, now - own_began)
-        num_bytes = sum(value.tensor_size_in_bytes() for value in found)
-        rows = dict(zip(names, found, strict=True))
+        num_bytes = sum(value.tensor_size_in_bytes() for value in values)
+        rows = dict(zip(names, values, strict=True))
         return CrossRows(rows, num_bytes, rows.pop(HIDDEN_STATES, None))

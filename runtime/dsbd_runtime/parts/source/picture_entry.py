@@ -16,7 +16,7 @@ from dsbd_runtime.typed_json import check_counts
 
 _MOST_PIXELS = 8_192  # of a side: a page of Donut has 2,560
 _MOST_POSITIONS = 65_536
-_LONGEST = 16  # times the page: memory of a picture that is resized by its shorter side
+_LONGEST = 16  # limits a picture resized by its shorter side to so many times the page's memory
 
 
 class PicturePixels(SourceValues):
@@ -30,12 +30,12 @@ class PictureEntry(PixelValues):
     """Manifest entry of the pictures that an encoder reads.
 
     Attributes:
-        height, width: of the picture that the encoder reads.
-        num_positions: rows that the encoder returns.
+        height, width: size of the picture that the encoder reads.
+        num_positions: number of rows that the encoder returns.
         keeps_proportions: whether a picture is centered on black; else it is stretched.
-        is_turned: whether a picture is turned first if its longer side is not that of the size.
+        is_turned: whether a portrait is turned first for a landscape size, and the other way round.
         task_is_start: whether a text in the prompt, such as the token of a task, replaces the start
-            token; else it follows that.
+            token; else the text follows the start token.
     """
 
     height: int

@@ -17,7 +17,7 @@ Size = tuple[int, int]
 """Height and width in pixels."""
 
 Resize = Callable[[Pixels, Size, int], Pixels]
-"""Returns a picture in another size; the number is that of one of Pillow's filters."""
+"""Returns a picture in another size; the number selects one of Pillow's filters."""
 
 NUM_CHANNELS = 3
 _LAST_FILTER = 5  # Image.Resampling.HAMMING
@@ -29,8 +29,9 @@ class PixelValues:
 
     Attributes:
         resample: Pillow's number of the filter that resizes pictures.
-        rescale_factor: the values of pixels, from 0 to 255, are multiplied by it.
-        mean, std: of red, green and blue: subtracted from these products, and divided by.
+        rescale_factor: factor for the values of pixels from 0 to 255.
+        mean, std: for red, green and blue; ``mean`` is subtracted from these products, then the
+            difference is divided by ``std``.
     """
 
     resample: int

@@ -11,12 +11,12 @@ from dsbd_runtime.errors import InputError
 
 
 class SourceValues:
-    """The array that an encoder reads, the source of a request; equal if its values are."""
+    """The array that an encoder reads, as the source of a request; compared by its values."""
 
     axes: ClassVar[tuple[str, ...]]  # names of the dimensions
 
     def __init__(self, values: NDArray[np.float32]) -> None:
-        """Copy the values; InputError: not finite numbers in so many dimensions."""
+        """Copy the values; InputError: wrong number of dimensions, or values not finite."""
         copied = np.array(values, dtype=np.float32, order="C")
         if copied.ndim != len(self.axes) or not np.isfinite(copied).all():
             of_numbers = " and values that are no finite numbers" * (copied.ndim == len(self.axes))
@@ -43,7 +43,7 @@ class SourceValues:
 class FixedSource(Protocol):
     """Manifest entry of such sources."""
 
-    input_name: ClassVar[str]  # of the encoder's graph, which has a first axis of 1
+    input_name: ClassVar[str]  # input of the encoder's graph; its first axis is 1
     source_type: ClassVar[type[SourceValues]]
     noun: ClassVar[str]
 
@@ -53,7 +53,7 @@ class FixedSource(Protocol):
 
     @property
     def num_positions(self) -> int:
-        """Rows that the encoder returns."""
+        """Number of rows that the encoder returns."""
 
 
 def checked_values(entry: FixedSource, source: Source) -> NDArray[np.float32]:

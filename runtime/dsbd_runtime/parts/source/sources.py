@@ -1,7 +1,7 @@
 """Sources: encoder outputs of texts or sounds, which the rows of a decoder read.
 
-The tensors are those of ``encoder_entry``. The encoder runs once a source; a call of the decoder
-says of each of its rows which source it reads.
+The tensors are described in ``encoder_entry``. The encoder runs once for each source. A call of the
+decoder names the source that each of its rows reads.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class SourcesEntry(PartEntry):
         return GraphContract(inputs=inputs | cross_specs(self.encoder, "Q", "E"), outputs={})
 
     def on_host(self, place: HostPlace) -> Sources:
-        """See PartEntry; a draft that shares the target's encoder has it read the sources."""
+        """See PartEntry; if a draft shares the target's encoder, that encoder reads the sources."""
         shared = None
         if self.encoder.is_shared:
             target = place.of_target(type(self))
@@ -85,15 +85,15 @@ class Sources(Part):
         return self.slots.num_bytes
 
     def calls(self, call: Call) -> Iterator[Call]:
-        """Yield calls of no more sources than fit the memory at a time."""
+        """Yield calls with only as many sources as fit the memory together."""
         sources = call.forward.sources
         if sources is None:
             yield call
             return
-        most = self.slots.most_together(sources.distinct)
+        max_sources = self.slots.most_together(sources.distinct)
         start, together = 0, set[int]()
         for row, source in enumerate(sources.index.tolist()):
-            if source not in together and len(together) == most:
+            if source not in together and len(together) == max_sources:
                 yield call.part(start, row)
                 start = row
                 together.clear()
@@ -101,12 +101,12 @@ class Sources(Part):
         yield call.part(start, call.forward.num_new)
 
     def bind(self, call: Call, binder: HostBinder) -> None:
-        """See Part; a source that is not kept is read. Raises as ``CrossSlots.of_call``."""
+        """See Part; the encoder reads sources that are not kept. Raises as ``of_call``."""
         of_rows = call.forward.row_sources
-        found = self.slots.of_call(of_rows.distinct)
-        binder.read_values(found.values)
-        rows, places = places_of_rows(found.items[of_rows.index], len(found.lengths))
-        arrays = {SOURCE_ROWS: rows, SOURCE_PLACES: places, SOURCE_LENGTHS: found.lengths}
+        slots = self.slots.of_call(of_rows.distinct)
+        binder.read_values(slots.values)
+        rows, places = places_of_rows(slots.items[of_rows.index], len(slots.lengths))
+        arrays = {SOURCE_ROWS: rows, SOURCE_PLACES: places, SOURCE_LENGTHS: slots.lengths}
         binder.write(arrays)
         if (reading := self.encoder.take_reading()) is not None:
             call.returned["reading"] = reading

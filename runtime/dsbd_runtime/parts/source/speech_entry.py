@@ -1,7 +1,7 @@
 """Speech models: the manifest entries of their sound and tokens, and sound as a source.
 
-Their encoder reads windows of sound, all of one length, as log-mel features. Their decoder begins
-after tokens that select the language that is spoken, the task, and whether the text has times.
+The encoder reads windows of sound as log-mel features; all windows have the same length. The
+decoder begins after tokens for the spoken language, the task, and whether the text has times.
 """
 
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ FRAMES_A_POSITION = 2
 ALIGNMENT_FILE = "alignment.onnx"
 ALIGNMENT_WEIGHTS = "alignment_weights"
 _WIDEST_FILTER = 99
-_MOST_SAMPLES = 300 * 48_000  # of a window: five minutes at the highest rate, 58 MB
+_MOST_SAMPLES = 300 * 48_000  # in a window: five minutes at the highest rate, 58 MB
 
 LARGEST_SOUND = {
     "sampling_rate": 48_000,
@@ -32,15 +32,15 @@ LARGEST_SOUND = {
     "chunk_seconds": 300,
     "num_frames": 30_000,
 }
-"""Largest values of the settings of sound that are believed, ten times Whisper's and more.
+"""Largest accepted values of the settings of sound, at least ten times those of Whisper.
 
-Memory and time of every request follow from them.
+They decide the memory and time of every request.
 """
 
 
 @dataclass(frozen=True, kw_only=True)
 class AlignmentEntry:
-    """Manifest entry of the graph that says how the alignment heads attend to the sound."""
+    """Manifest entry of the graph that returns how the alignment heads attend to the sound."""
 
     median_filter_width: int  # positions of the median that smooths a token's weights; odd
     max_abs_error: float  # largest difference of a weight from the checkpoint's at the export
@@ -54,25 +54,25 @@ class SoundFeatures(SourceValues):
 
 @dataclass(frozen=True, kw_only=True)
 class SpeechEntry:
-    """Manifest entry of the sound that an encoder reads, and of the tokens that stand for no text.
+    """Manifest entry of the sound that an encoder reads, and of the tokens that are not text.
 
     Attributes:
         n_fft: samples of a frame.
         hop_length: samples from one frame to the next.
-        chunk_seconds, num_frames: of a window, the sound that the encoder reads at a time.
-        no_timestamps_token_id: of a text without times. The tokens after it are times, from the
-            start of the window to its end; tokens after those are text again.
-        previous_token_id: what stands before the text of what was said before.
+        chunk_seconds, num_frames: length of a window, the sound that the encoder reads in one run.
+        no_timestamps_token_id: the token for a text without times. The ids after it are times, from
+            the start of the window to its end; the ids after the times are text again.
+        previous_token_id: the token before the text of earlier speech.
         no_speech_token_id: its probability after the start token is the no-speech probability.
-        suppress_tokens: never part of a text.
-        begin_suppress_tokens: never the first token of one.
+        suppress_tokens: tokens that are never part of a text.
+        begin_suppress_tokens: tokens that never begin a text.
         languages: the token of each language by its code; None for a model of English alone.
-        tasks: the token of each task, "transcribe" and "translate"; None for such a model.
-        language: code of the language of requests that name none; None: it is detected.
-        max_initial_timestamp_index: the last of the times that a text may begin with; None: any.
+        tasks: the token of each task, "transcribe" and "translate"; None for a model of English.
+        language: code of the language for requests without one; None: it is detected.
+        max_initial_timestamp_index: the last time that a text may begin with; None: any time.
         alignment_heads: layer and head of the attentions that follow the sound; None: not known.
-        alignment: of a target whose bundle has the graph of these heads, which times of words need;
-            None: it has none.
+        alignment: entry of the graph of these heads, which the times of words need; None: the
+            bundle has no such graph, or the model is a draft.
     """
 
     sampling_rate: int
@@ -113,7 +113,7 @@ class SpeechEntry:
 
     @property
     def last_timestamp(self) -> int:
-        """The token of the window's end. Tokens after it are no times: a model may have more."""
+        """The token of the window's end. A model may have later tokens; they are no times."""
         return self.first_timestamp + self.num_positions
 
     def is_time(self, token_id: int) -> bool:
@@ -125,15 +125,15 @@ class SpeechEntry:
 
     @property
     def features(self) -> tuple[int, int, int, int, int]:
-        """Settings of the features: equal for two models that read the same."""
+        """Settings of the features; equal for two models that read the same features."""
         frames = self.num_frames, self.num_mels
         return (self.sampling_rate, self.n_fft, self.hop_length, *frames)
 
 
 def check_sound(settings: dict[str, int], where: str) -> None:
-    """Raise BundleError unless these are settings of sound that a request can pay for."""
-    for name, most in LARGEST_SOUND.items():
-        check_counts({name: settings[name]}, where, most)
+    """Raise BundleError unless the settings of sound are consistent and within their limits."""
+    for name, upper in LARGEST_SOUND.items():
+        check_counts({name: settings[name]}, where, upper)
     num_samples = settings["chunk_seconds"] * settings["sampling_rate"]
     num_frames = num_samples // settings["hop_length"]
     if settings["num_frames"] != num_frames:
@@ -145,7 +145,7 @@ def check_sound(settings: dict[str, int], where: str) -> None:
 
 
 def check_speech(speech: SpeechEntry, vocab_size: int, where: str) -> None:
-    """Raise BundleError unless an entry is consistent; ``vocab_size``: of the decoder."""
+    """Raise BundleError unless an entry is consistent; ``vocab_size``: the decoder's."""
     check_sound({name: getattr(speech, name) for name in LARGEST_SOUND}, where)
     tokens = {
         name: getattr(speech, name)
@@ -163,8 +163,8 @@ def check_speech(speech: SpeechEntry, vocab_size: int, where: str) -> None:
             "English; export the bundle again"
         )
     if speech.language is not None and speech.language not in (speech.languages or {}):
-        known = f"one of {', '.join(list(speech.languages or {})[:5])}, ..."
-        raise mismatch(known, speech.language, f"{where}: language")
+        expected = f"one of {', '.join(list(speech.languages or {})[:5])}, ..."
+        raise mismatch(expected, speech.language, f"{where}: language")
     if (speech.max_initial_timestamp_index or 0) < 0:
         place = f"{where}: max_initial_timestamp_index"
         raise mismatch("a number from 0 on", speech.max_initial_timestamp_index, place)
