@@ -236,7 +236,10 @@ WANTED = [  # a template's way with arguments, what it makes of them
     ("{{ c.function.arguments | tojson }}", '{"b": "ö", "a": [1.0, {}]}'),
     ("{{ c.function | tojson }}", '{"name": "f", "arguments": {"b": "ö", "a": [1.0, {}]}}'),
     ("{% set c = c.function %}{{ c.arguments|items|list }}", "[('b', 'ö'), ('a', [1.0, {}])]"),
-    ("{% for k, v in c.function.arguments.items() %}{{k}}={{v}};{% endfor %}", "b=ö;a=[1.0, {}];"),
+    (
+        "{% for k, v in c.function.arguments.items() %}{{ k }}={{ v }};{% endfor %}",
+        "b=ö;a=[1.0, {}];",
+    ),
     ("{{ c.function.arguments.b }}{{ c.function.arguments['a'][0] }}", "ö1.0"),
     ("{{ c.function.arguments is mapping }}", "True"),
     (
