@@ -1,7 +1,7 @@
 """Device of a plug-in of ONNX Runtime: its memory is values, which have no addresses.
 
-Each array is a value. One that the host reads or writes has its numbers on the host as well, and is
-copied when the other side is newer: before a call reads it, or when the host does.
+Each array is a value. If the host reads or writes it, its numbers are on the host as well. They are
+copied when the other side is newer, before a call reads the value or when the host reads it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MOST_RECORDED = 32  # a recorded call keeps its memory as long as its session l
 
 
 class ValueMemory:
-    """A value on the device and, once the host has used it, its numbers there."""
+    """A value on the device and, once the host has used it, its numbers on the host."""
 
     def __init__(self, ort: ModuleType, value: Any, dtype: type[np.generic]) -> None:
         self.value = value

@@ -130,7 +130,7 @@ class Rows(Part):
         self.capacity = memory.capacity
         self._reads_positions = entry.reads_positions
         self._mask_names, self._sliding_window = entry.masks, entry.sliding_window
-        # (capacity,); as many as there are rows are valid
+        # (capacity,); only those of the present rows are valid
         self._positions = np.zeros(memory.capacity, np.int64)
 
     @property
@@ -163,7 +163,7 @@ class Rows(Part):
         self._fit_positions(num_used)
 
     def keep(self, rows: Ints) -> None:
-        """See Part. Rows before the first gap stay: of [0, 1, 4, 6] two move, to 2 and 3."""
+        """See Part. Rows before the first gap stay: with [0, 1, 4, 6] rows 4 and 6 move to 2, 3."""
         num_kept, first = len(rows), num_in_place(rows)
         if first < num_kept:
             moved = rows[first:]
@@ -175,10 +175,10 @@ class Rows(Part):
         self.capacity = 0
 
     def _fill(self, name: str, mask: NDArray[np.bool_], forward: Forward) -> None:
-        """Fill one mask of a forward, (S, capacity); the rows' positions are there.
+        """Fill one mask of a forward, (S, capacity), after the rows' positions have been written.
 
-        With a window of 2, positions [5] and those of the rows [3, 4, 4, 5], the forward's mask
-        [[1, 1, 0, 1]] becomes [[1, 1, 0, 1, 0, ...]] and, sliding, [[0, 1, 0, 1, 0, ...]].
+        With positions [5], a window of 2 and row positions [3, 4, 4, 5], the forward's mask
+        [[1, 1, 0, 1]] becomes [[1, 1, 0, 1, 0, ...]]. The sliding mask is [[0, 1, 0, 1, 0, ...]].
         """
         num_rows = forward.mask.shape[1]  # N
         mask[:, num_rows:] = False
@@ -197,15 +197,15 @@ class Rows(Part):
 
 
 def num_in_place(rows: Ints) -> int:
-    """Return how many of the kept rows stay where they are: 2 of [0, 1, 4, 6]."""
+    """Return how many of the kept rows need not move: 2 for [0, 1, 4, 6]."""
     return int(np.count_nonzero(rows == np.arange(len(rows))))
 
 
 def places_of_rows(items: Ints, num_items: int) -> tuple[Ints, Ints]:
-    """Return the rows of each item, (B, P), and where each row stands in them, (S,).
+    """Return the rows of each item, (B, P), and the index of each row in them, (S,).
 
-    With items [1, 0, 1] of two: rows [[1, 0], [0, 2]], the second of which is padding, and places
-    [2, 0, 3].
+    With the items [1, 0, 1] of two, the rows are [[1, 0], [0, 2]] and the places [2, 0, 3]. The
+    second number in [1, 0] is padding.
 
     items: (S,) int64, which of the B items each row reads.
     """

@@ -1,9 +1,9 @@
 """Rows that the layers of an engine keep: their kinds, tensors and names.
 
-A layer keeps rows of one kind or of several, or none. Each is one row of the tensors
-[1, heads, C, width] that its entry lists. Layers that attend keep every row. Convolutions and
-recurrences keep *recent* rows alone, in tensors with a capacity of their own: those after the
-checkpoints of their paths (docs/algorithm.md 3.11).
+A layer keeps rows of one kind or of several, or none. The entry of a kind lists its tensors
+[1, heads, C, width], which hold the rows. Layers that attend keep every row. Convolutions and
+recurrences keep only *recent* rows, which are the rows after the checkpoints of their paths
+(docs/algorithm.md 3.11). Their tensors have another capacity.
 """
 
 from collections.abc import Sequence
