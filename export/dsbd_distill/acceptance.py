@@ -36,7 +36,7 @@ from dsbd_export.texts import Tokens, windows
 
 STEPS_A_ROUND = 96
 _NUM_ROUNDS = 32  # rounds kept on disk
-_MOST_FEATURE_BYTES = 4 * 2**30  # of the features of all kept rounds
+_MOST_FEATURE_BYTES = 4 * 2**30  # maximum size of the features of all kept rounds
 _LENGTH = {
     "texts": 256,
     "samples": 128,
@@ -52,7 +52,7 @@ _LEAST_PROMPT = 8  # tokens of the prompt of a sample; a prompt is at most half 
 class Pool:
     """Rows to learn from, stored in rounds."""
 
-    folder: Path  # in which the rounds are stored
+    folder: Path  # the rounds are stored here
     texts: Tokens
     teacher: Teacher  # labels and samples
     context_length: int  # tokens of the longest row
@@ -179,7 +179,7 @@ class HeldOutPrompts:
     sampling: Sampling
     num_new: int  # tokens of a sample at most
     ends: Sequence[int]
-    folder: Path  # of the stored samples, ``_PROMPTS_A_FILE`` in a file
+    folder: Path  # stored samples, ``_PROMPTS_A_FILE`` per file
     teacher: Teacher
     seed: int
     report: Report
@@ -234,7 +234,7 @@ target's features of all tokens except the last, (B, length - 1, width), or None
 class Acceptance:
     """Held-out acceptance."""
 
-    rate: float  # of the first drafted token
+    rate: float  # acceptance of the first drafted token
     error: float
     by_depth: tuple[float, ...]  # rates of the first drafted token, the second, and so on
     greedy: float  # share of places where both have the same most probable token

@@ -46,7 +46,7 @@ class DistillConfig:
         None  # "transcribe" or "translate", if the target does both; None: "transcribe"
     )
     learn_answers: bool = False  # learn the answers in chats as well, as texts
-    minutes: float = 60.0  # of training, samples of the target included
+    minutes: float = 60.0  # time of training, including samples of the target
     steps: int | None = (
         None  # replaces minutes, so that the draft does not depend on the machine's speed
     )

@@ -86,9 +86,12 @@ class DraftKind(ABC):
     def loss(self, draft: Any, batch: tuple[Tensor, ...]) -> Tensor:
         """Return the mean distance over the places of a batch that count.
 
-        batch: tokens (B, length); ids and log-probabilities of the target's top tokens after each
-            of the last num_labels tokens, (B, num_labels, K); which of these places count,
-            (B, num_labels); the weight of the total variation, ().
+        batch: a tuple of
+            tokens, (B, length);
+            ids of the target's top tokens after each of the last num_labels tokens, and their
+            log-probabilities, (B, num_labels, K) each;
+            whether each of these places counts, (B, num_labels);
+            the weight of the total variation, ().
         """
 
     @abstractmethod

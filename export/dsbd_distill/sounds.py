@@ -38,7 +38,7 @@ Hear = Callable[[Path, SpeechEntry], Iterator[Features]]
 T = TypeVar("T")
 
 _SOURCE = 2  # numbers that a prompt consists of
-MOST_KEPT_BYTES = 2**33  # of hidden states: 46 hours for Whisper base
+MOST_KEPT_BYTES = 2**33  # size of hidden states: 46 hours for Whisper base
 _ENCODED_TOGETHER = 8
 _SHARE_WITH_TIMES = 0.5
 _NEVER = -1e4  # a logit whose probability is 0, in 16 bits too

@@ -56,7 +56,7 @@ class TeacherFeatures:
 
 _MOST_LOGITS = 2**26  # logits of one call, 256 MiB in fp32
 _FEW_LOGITS = 2**23  # the same on a CPU, so that they fit its caches
-_MOST_CACHE_BYTES = 2**31  # of the keys and values while sampling
+_MOST_CACHE_BYTES = 2**31  # maximum size of keys and values while sampling
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class TorchDevice:
     uses_bf16: bool  # whether products are computed in bf16: if the hardware computes it fast
 
     def rows_at_once(self, num_labels: int, vocab_size: int) -> int:
-        """Return how many rows, each with logits of so many tokens, are computed together."""
+        """Return the number of rows computed together, each with ``num_labels`` logit rows."""
         numbers = _FEW_LOGITS if self.name == "cpu" else _MOST_LOGITS
         return max(1, numbers // (num_labels * vocab_size))
 
@@ -147,7 +147,7 @@ class Opened:
     """Prompts as the target reads them."""
 
     begins: Rows  # for each row, the tokens before the first drawn token
-    name: str  # of the model's input for tokens
+    name: str  # name of the model's input for tokens
     arguments: dict[str, Any]  # the model's other inputs  # the model's other inputs
 
 
@@ -157,7 +157,7 @@ class Teacher:
 
     target: nn.Module
     vocab_size: int
-    cache_bytes: int  # of keys and values per token
+    cache_bytes: int  # size of keys and values per token
     device: TorchDevice
     features: TeacherFeatures | None = None  # collects what a draft reads, if any
 
@@ -317,7 +317,7 @@ def in_place(cache: Any) -> Any:
     """Return a cache of a model, whose layers that keep all tokens are now ``InPlaceLayer``s."""
     of_decoder = getattr(cache, "self_attention_cache", cache)
     for index, layer in enumerate(getattr(of_decoder, "layers", ())):
-        if type(layer) is DynamicLayer:  # not a subclass: it keeps something else
+        if type(layer) is DynamicLayer:  # no subclasses, because they keep other states
             of_decoder.layers[index] = InPlaceLayer(layer)
     return cache
 

@@ -19,8 +19,8 @@ Point = dict[str, Any]
 """Measurements at one moment: plain numbers by name."""
 
 Loss = Callable[[nn.Module, Batch], Tensor]
-_MAX_NORM = 1.0  # of the gradient of all parameters
-_MOMENTUM = 0.95  # of Muon
+_MAX_NORM = 1.0  # maximum norm of the gradient of all parameters
+_MOMENTUM = 0.95  # momentum of Muon
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +28,7 @@ class Budget:
     """Length of a training: in steps, or else in seconds."""
 
     steps: int | None = None
-    seconds: float = math.inf  # of all training processes together, each up to its last checkpoint
+    seconds: float = math.inf  # time of all training processes, each up to its last checkpoint
 
     def progress(self, step: int, seconds: float) -> float:
         """Return the share of the training that is over, 1 or more at its end."""

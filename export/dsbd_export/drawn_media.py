@@ -13,7 +13,7 @@ from dsbd_runtime.parts.source.speech_entry import Features
 def drawn_features(num_mels: int, *lengths: int) -> dict[str, Features]:
     """Return features (num_mels, length) float32 by name: noise, tones, silence, long noise.
 
-    lengths: frames of the first so many of them.
+    lengths: number of frames of each, in this order; fewer lengths return fewer features.
     """
     rng, mels = np.random.default_rng(5), np.arange(num_mels)[:, None]
 
@@ -37,7 +37,7 @@ def drawn_features(num_mels: int, *lengths: int) -> dict[str, Features]:
 def drawn_pictures(*shapes: tuple[int, ...]) -> dict[str, Pixels]:
     """Return pixels (*shape, 3) uint8 by name: a page of lines, white, noise, long noise.
 
-    shapes: shapes of the first so many of them.
+    shapes: shape of each, in this order; fewer shapes return fewer pictures.
     """
     rng, names = np.random.default_rng(5), ("page of lines", "white", "noise", "long noise")
     pictures = {

@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 MOST_NEW_ROWS = 64
-"""Maximum number of new rows in a call: ``_unit_lower_inverse`` has levels for so many rows."""
+"""Maximum number of new rows in a call, which the levels of ``_unit_lower_inverse`` cover."""
 
 _HIDDEN = -1e4  # its exponential is 0
 _EPSILON = 1e-6  # epsilon of transformers' norm of queries and keys

@@ -309,7 +309,7 @@ def choose_rope(model: nn.Module, context_length: int) -> None:
 
 
 def fix_rope(model: nn.Module) -> None:
-    """Fix the rotary frequencies of ``model`` to those of short sequences, in place."""
+    """Change ``model`` in place so that it only uses the rotary frequencies of short sequences."""
     for module in model.modules():
         rotary: Any = module  # torch types every attribute as a tensor or a module
         kind = getattr(rotary, "rope_type", None)

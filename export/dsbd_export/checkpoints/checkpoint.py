@@ -37,7 +37,7 @@ class Checkpoint:
     vocab_size: int
     bos_token_id: int | None
     eos_token_ids: list[int]
-    context_length: int  # of the checkpoint, or a shorter requested length
+    context_length: int  # the checkpoint's, or a shorter requested length
     layer_masks: tuple[str | None, ...]  # mask input of each layer; None: no attention
     sliding_window: int | None
     trust_remote_code: bool

@@ -27,7 +27,7 @@ MAGIC = b"GGUF"
 SENTENCEPIECE = "llama"  # its name in ``tokenizer.ggml.model``
 _VERSIONS = (2, 3)
 _DISPENSABLE = ("padding", "mask", "unknown", "fim_pad", "fim_rep", "fim_sep")  # special tokens
-_DEFAULT_IDS = {"bos": 1, "eos": 2, "unknown": 0}  # of sentencepiece, for files that name none
+_DEFAULT_IDS = {"bos": 1, "eos": 2, "unknown": 0}  # sentencepiece's ids, for files without ids
 _MOST_DIMENSIONS = 4
 _LAYER = re.compile(r"(?:^|\.)blk\.(\d+)\.")
 _COPY_AGAIN = "download or copy it again"
@@ -58,9 +58,8 @@ class GgufHeader:
     def token_id(self, name: str) -> int | None:
         """Return the token that the file names as ``bos``, ``eos`` and so on, or None.
 
-                For an id beyond the vocabulary, which some converters wrote, the token is ignored
-                if it is
-        dispensable; else ExportError is raised.
+        Some converters wrote ids beyond the vocabulary: such an id is ignored if the token is
+        dispensable, otherwise ExportError is raised.
         """
         key = f"tokenizer.ggml.{name}_token_id"
         index, size = self.values.get(key), len(self.values.get("tokenizer.ggml.tokens") or ())
@@ -228,7 +227,7 @@ def read_gguf_config(role: str, file: Path, header: GgufHeader) -> PreTrainedCon
             file.parent, gguf_file=file.name, local_files_only=True
         )
         _take_rope_factors(config, file, header)
-        if header.token_id("padding") is None:  # else it may be beyond the vocabulary
+        if header.token_id("padding") is None:  # its id in the config may be beyond the vocabulary
             config.pad_token_id = None
         return config
     except Exception as error:

@@ -36,7 +36,7 @@ _WEIGHTS, _CONFIG, _GENERATION = "model.bin", "config.json", "generation_config.
 _TOKENIZER, _TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
 _COPIED = ("*.json", "*.spm", "*.jinja")
 _ACTIVATIONS = {0: "relu", 1: "gelu_new", 2: "swish", 3: "gelu", 4: "quick_gelu"}
-_DEFAULTS = {  # of OPUS-MT and M2M100
+_DEFAULTS = {  # values that hold for OPUS-MT and M2M100
     "marian": {"num_beams": 4, "max_length": 512},
     "pegasus": {"num_beams": 5, "max_length": 200},
 }

@@ -86,7 +86,9 @@ def alignment_cases(model: PreTrainedModel, checkpoint: Checkpoint) -> list[Alig
     speech = aligned_speech(checkpoint)
     if speech is None:
         return []
-    assert checkpoint.encoder is not None and speech.alignment_heads is not None  # as asked
+    assert (
+        checkpoint.encoder is not None and speech.alignment_heads is not None
+    )  # checked by the caller
     heads = speech.alignment_heads
     rng = np.random.default_rng(4)
     length = min(_NUM_TOKENS, checkpoint.context_length)

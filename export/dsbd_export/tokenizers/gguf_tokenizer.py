@@ -92,7 +92,7 @@ def gguf_tokenizer(file: Path) -> PreTrainedTokenizerBase:
     """Return the tokenizer of a file; raise ExportError if it cannot be read reliably."""
     metadata = _metadata(file, read_header(file))
     backend = (_from_scores if metadata.words is None else _from_merges)(metadata)
-    backend.add_tokens(list(metadata.added()))  # with their existing ids
+    backend.add_tokens(list(metadata.added()))  # tokens keep their ids
     backend.post_processor = _ends(metadata)
     templates = _templates(metadata.header.values)
     return TokenizersBackend(
