@@ -65,7 +65,7 @@ class Problem:
         """Return this program for a chat answer: its first block of code, else all of it."""
         code = re.search(r"```(?:python)?\n(.*?)(?:```|\Z)", answer, re.DOTALL)
         function = code[1] if code else answer
-        head = self.prompt[: self.prompt.find("def ")]  # what is imported
+        head = self.prompt[: self.prompt.find("def ")]  # the imports
         return f"{head}{function}\n{self.test}\ncheck({self.entry_point})\n"
 
 

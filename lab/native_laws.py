@@ -45,19 +45,18 @@ class Layer:
             )
             self._nodes[row] = self._forest.descend(one, np.array([0]))[0]
         self._forest.slots[0][self._nodes] = self._nodes + 1
-        self._known = ComputedDistributions(
+        self._distributions = ComputedDistributions(
             "target", self._spec, self._forest, Warp(1.0, 0, 1.0), None
         )
-        self._known.append(
-            self._logits.part(slice(0, 1)), self._nodes[:1], 1
-        )  # of an earlier layer
+        # a row of an earlier layer
+        self._distributions.append(self._logits.part(slice(0, 1)), self._nodes[:1], 1)
         self._weights = np.arange(num_rows) * np.float64(-0.1)
         self._gumbel = GumbelCoupling(self._forest, False)
 
     def chosen(self, kind: str) -> Any:
-        self._known.keep(np.array([1]))
-        self._known.append(self._logits, self._nodes, 2)
-        joint = self._known.joint(self._nodes, self._weights, None)
+        self._distributions.keep(np.array([1]))
+        self._distributions.append(self._logits, self._nodes, 2)
+        joint = self._distributions.joint(self._nodes, self._weights, None)
         if kind == "joint":
             return best_candidates(joint.log_masses, NUM_DRAWS).tolist()
         if kind == "rejection":

@@ -17,7 +17,7 @@ from typing import Any
 from lab.gpu.runner import PieceError, Runner
 from lab.gpu.settings import EXTRA_BY_PROVIDER, ROOT, WEBGPU, Settings
 
-OPTIONAL_EXTRAS = ("export", "tensorrt", "tensorrt-rtx")  # not required
+OPTIONAL_EXTRAS = ("export", "tensorrt", "tensorrt-rtx")  # may be missing
 _SOURCES = (ROOT, ROOT / "export", ROOT / "runtime")
 
 _PART = re.compile(r"(?P<wheel>.+\.whl)\.part-(?P<number>\d+)")

@@ -55,7 +55,7 @@ class Model(Protocol):
 
 
 def rows_name(num_rows: int) -> str:
-    """Return the name of a forward with so many rows and no padding."""
+    """Return the name of a forward with ``num_rows`` rows and no padding."""
     return "1 row" if num_rows == 1 else f"{num_rows} rows"
 
 

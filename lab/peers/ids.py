@@ -41,7 +41,7 @@ class Ids:
     def __init__(self, file: Path) -> None:
         """Read a ``.npy`` file of integers, (num_ids, length)."""
         self.file = file
-        self._known = frozenset(map(tuple, np.load(file).tolist()))
+        self._ids = frozenset(map(tuple, np.load(file).tolist()))
 
     @classmethod
     def written(cls, folder: Path, num_ids: int, vocab_size: int) -> Ids:
@@ -55,4 +55,4 @@ class Ids:
 
     def num_legal(self, sequences: Sequence[Sequence[int]]) -> int:
         """Return the number of distinct ids among the sequences."""
-        return len({tuple(sequence) for sequence in sequences} & self._known)
+        return len({tuple(sequence) for sequence in sequences} & self._ids)
