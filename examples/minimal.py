@@ -40,7 +40,7 @@ def model(table: np.ndarray) -> TableModel:
 
 config = DecodingConfig(
     strategy="dsbd",  # returns what "beam-sample" returns for the seed, in fewer target calls
-    num_beams=3,  # in each committed layer
+    num_beams=3,  # beams in each committed layer
     draft_length=4,  # layers that the draft proposes in an iteration
     draft_beams=5,  # candidates in each of them; a layer is accepted if they include all 3 beams
     max_new_tokens=10,

@@ -19,7 +19,7 @@ from scripts.debian_packages import Unavailable, unpack
 from scripts.minja_header import MINJA, fetch_minja
 
 PACKAGES = ("nlohmann-json3-dev", "libpcre2-dev", "libutf8proc-dev")
-HEADERS = "libonnxruntime-dev"  # of an older version; newer libraries have the same functions
+HEADERS = "libonnxruntime-dev"  # an older version; newer libraries have the same functions
 TRIXIE = (
     "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] "
     "http://deb.debian.org/debian trixie main"

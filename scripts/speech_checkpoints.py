@@ -24,7 +24,7 @@ FIRST_SPECIAL = 300
 CONTEXT = 512
 NUM_MELS = 8
 WINDOW_FRAMES = 200  # for kinds with Whisper's windows: two seconds
-BLOCK_PAIRS, WINDOW_PAIRS = 20, 15  # of Granite Speech
+BLOCK_PAIRS, WINDOW_PAIRS = 20, 15  # as in Granite Speech
 _LLAMA = {
     "hidden_size": 32,
     "intermediate_size": 64,

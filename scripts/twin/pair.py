@@ -25,7 +25,7 @@ from dsbd_export.feature_draft.checkpoint import is_feature_draft
 from scripts.twin.feature_draft import widen_feature_draft
 from scripts.twin.weights import AddedTokens, TwinWeights, twin_config
 
-TOLERANCE = 1e-4  # of the logits, absolute
+TOLERANCE = 1e-4  # maximum absolute error of the logits
 MOST_ADDED_LOG_PROB = -100.0  # maximum log-probability of an added token
 
 INDEX_FILE = "model.safetensors.index.json"
