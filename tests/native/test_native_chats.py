@@ -141,7 +141,8 @@ def test_a_folder_without_the_header_is_refused(native_build, tmp_path):
     options = [f"-DCMAKE_PREFIX_PATH={packages}", f"-DDSBD_MINJA_DIR={tmp_path}"]
     command = ["cmake", "-S", ROOT / "native" / "text", "-B", tmp_path / "build", *options]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 1 and "which has no minja/minja.hpp; give the" in done.stderr
+    said = " ".join(done.stderr.split())  # CMake breaks lines by the length of the folder
+    assert done.returncode == 1 and "which has no minja/minja.hpp; give the folder" in said
 
 
 def test_refusals_say_what_is_wrong(render):
