@@ -1,9 +1,8 @@
-"""Tiny models that read sound, other than Qwen3-ASR: exports, and transformers' results."""
+"""Kinds of language models that read sound."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from transformers import (
     PreTrainedTokenizerFast,
     Qwen2AudioForConditionalGeneration,
     Qwen2AudioProcessor,
+    Qwen3ASRForConditionalGeneration,
     SequenceFeatureExtractor,
     WhisperFeatureExtractor,
 )
@@ -28,6 +28,9 @@ from transformers import (
 from dsbd_ort import Pipeline
 from dsbd_ort.audio.log_mel import LogMel, MelForm
 from dsbd_ort.requests.prompts import RequestInputs
+from dsbd_ort.speech.prompted.recipes import RECIPES, Asked
+from scripts import qwen3_asr_checkpoint
+from scripts.qwen3_asr_checkpoint import write_qwen3_asr
 from scripts.shared_captures import SharedCaptures
 from scripts.speech_checkpoints import (
     MODELS,
@@ -38,7 +41,9 @@ from scripts.speech_checkpoints import (
     write_speech_model,
 )
 from tests.exports import export_quietly
-from tests.given.forests import Searched, searched
+from tests.given import sounds as sounds_of_asr
+from tests.given.checks import Example, Kind, Rows
+from tests.speech import qwen3_asr
 from tests.speech.sounds import Samples, noise
 
 CLASSES: dict[str, Any] = {
@@ -47,23 +52,9 @@ CLASSES: dict[str, Any] = {
     "granite_speech_plus": GraniteSpeechPlusForConditionalGeneration,
     "qwen2_audio": Qwen2AudioForConditionalGeneration,
 }
-ENDS = (42, 77, 120)
+SECONDS = (0.05, 0.3, 0.4001, 0.79, 1.0, 1.99, 2.0, 3.301, 5.1, 7.0)  # blocks, windows: all parts
 QUESTION = "the fox"
 HEARD, SPELLED = noise(1.2, 7), "the quick brown fox says that he"
-
-
-def export_speech_model(captures: SharedCaptures, name: str, folder: Path) -> Path:
-    """Fill a folder with the checkpoint of a kind, and its bundle.
-
-    That of Granite Speech spells ``SPELLED`` of the sound ``HEARD``.
-    """
-    target = write_speech_model(name, folder / "target")
-    if name == "granite_speech":
-        model = CLASSES[name].from_pretrained(target, dtype=torch.float32)
-        spell(model, _GraniteFeatures()([HEARD])["input_features"], SPELLED)
-        model.save_pretrained(target)
-    export_quietly(captures, folder / "bundle", target)
-    return folder
 
 
 _GRANITE = MelForm(
@@ -114,25 +105,53 @@ def processor_of(name: str, folder: Path) -> Any:
     return kind(extractor, tokenizer, **named)
 
 
-@dataclass
-class SpeechReference:
-    """A checkpoint in transformers, with its own processor."""
+class SpeechKind(Kind):
+    """Granite Speech (plus), GLM-ASR and Qwen2-Audio; a case has the seconds of its sound."""
 
-    name: str
-    model: Any
-    processor: Any
+    paths = (0.3,), (1.95,), (7.95,)
+    read = (), (0.3,), (1.9,)
+    eight = (0.3,), (0.4,), (1.0,), (1.9,), (1.9,), (3.0,), (), (1.0,)
 
-    @classmethod
-    def of(cls, name: str, folder: Path) -> SpeechReference:
-        model = CLASSES[name].from_pretrained(folder, dtype=torch.float32)
-        return cls(name, model, processor_of(name, folder))
+    def load(self, folder: Path) -> Any:
+        self.processor, self.most = processor_of(self.name, folder), 8.0
+        if self.name == "qwen2_audio":  # reads one window
+            self.most = 2.0
+        self.is_granite = self.name.startswith("granite")
+        if not self.is_granite:  # whose placeholders are read as another token
+            self.options = {"suppress_tokens": (MODELS[self.name].placeholder,)}
+            self.their_options = {"suppress_tokens": [MODELS[self.name].placeholder]}
+        # transformers has no rows of other sounds, and of several windows its beams are wrong
+        self.seconds = [s for s in SECONDS if s <= self.most and (s > 0.1 or self.is_granite)]
+        self.encoded = [(each,) for each in self.seconds]
+        self.most_searched = 7.0 if self.is_granite else 1.99
+        self.more = [(each,) for each in self.seconds if 0.1 < each <= self.most_searched]
+        self.paths = tuple(case for case in type(self).paths if case[0] <= self.most)
+        return CLASSES[self.name].from_pretrained(folder, dtype=torch.float32)
+
+    def example(self, case: tuple[float, ...], seed: int = 0) -> Example:
+        if not case:
+            inputs = inputs_of(self.pipe, None)
+            return Example(inputs, {"input_ids": torch.tensor([inputs.prompt_ids])})
+        samples = noise(min(case[0], self.most), seed)
+        return self.of_samples(samples)
+
+    def asked(self, text: str) -> list[dict[str, Any]]:
+        return asked(noise(0.3), text)
+
+    def of_samples(self, samples: Samples, text: str = QUESTION) -> Example:
+        return Example(inputs_of(self.pipe, samples, text), self.inputs(samples, text))
+
+    def prompts(self) -> list[Example]:
+        texts = ("the fox", "Das Haus\n<|spare_1|>")
+        return [self.of_samples(noise(each), text) for each in self.seconds for text in texts]
 
     def inputs(self, samples: Samples, text: str) -> dict[str, torch.Tensor]:
         """Return what the processor makes of a sound and a text of the user."""
-        if self.name.startswith("granite"):
-            chat = [{"role": "user", "content": f"{MODELS[self.name].special_tokens[0]}{text}"}]
+        if self.is_granite:
+            model = MODELS[self.name]
+            chat = [{"role": "user", "content": f"{model.special_tokens[0]}{text}"}]
             rendered = self.processor.tokenizer.apply_chat_template(
-                chat, tokenize=False, add_generation_prompt=True, chat_template=self.template
+                chat, tokenize=False, add_generation_prompt=True, chat_template=model.template
             )
             return dict(self.processor(rendered, [samples], return_tensors="pt"))
         if self.name == "glmasr":
@@ -145,36 +164,105 @@ class SpeechReference:
             )
         )
 
-    @property
-    def template(self) -> str:
-        return MODELS[self.name].template
+    def requested(self, samples: Samples) -> dict[str, torch.Tensor]:
+        """Return what the processor makes of a request to transcribe."""
+        [message] = RECIPES[self.name].messages({}, Asked())
+        return self.inputs(samples, message["content"][1]["text"])
 
     @torch.no_grad()
-    def rows(self, samples: Samples) -> NDArray[np.float32]:
+    def rows(self, example: Example) -> Rows:
         """Return the rows that the language model reads, (E, W)."""
         found: list[torch.Tensor] = []
         hook = self.model.model.language_model.register_forward_pre_hook(
             lambda _, __, given: found.append(given["inputs_embeds"]), with_kwargs=True
         )
-        inputs = self.inputs(samples, QUESTION)
-        self.model(**inputs)
+        self.model(**example.theirs)
         hook.remove()
-        is_row = inputs["input_ids"][0] == MODELS[self.name].placeholder
+        is_row = example.theirs["input_ids"][0] == MODELS[self.name].placeholder
         return np.asarray(found[0][0][is_row].numpy())
 
-    @torch.no_grad()
-    def logits(self, token_ids: Sequence[int], inputs: dict[str, Any]) -> NDArray[np.float32]:
-        """Return the logits of a path that begins with a prompt's inputs."""
-        ids = torch.tensor([list(token_ids)])
-        more = {name: value for name, value in inputs.items() if "input_ids" not in name}
-        more["attention_mask"] = torch.ones_like(ids)
-        return np.asarray(self.model(input_ids=ids, **more).logits[0].numpy())
+    @staticmethod
+    def export(captures: SharedCaptures, name: str, folder: Path) -> Path:
+        """Write the checkpoint; that of Granite Speech spells ``SPELLED`` of ``HEARD``."""
+        target = write_speech_model(name, folder / "target")
+        if name == "granite_speech":
+            model = CLASSES[name].from_pretrained(target, dtype=torch.float32)
+            spell(model, _GraniteFeatures()([HEARD])["input_features"], SPELLED)
+            model.save_pretrained(target)
+        return export_quietly(captures, folder / "bundle", target)
 
-    def searched(self, inputs: dict[str, Any], beams: int, length: int) -> Searched:
-        has_token = not self.name.startswith("granite")
-        suppressed = [MODELS[self.name].placeholder] if has_token else None
-        given = {**inputs, "suppress_tokens": suppressed}
-        return searched(self.model, given, beams, length, ENDS)
+
+class QwenAsr(Kind):
+    """Qwen3-ASR; a case has the frames of its sounds, or their names.
+
+    tests/speech/test_media_prompts.py compares its prompts.
+    """
+
+    lengths = (1,), (37,), (100,), (150,), (237,), (400,), (613,), (999,)  # parts of windows
+    encoded = *lengths, ("silence",), ("tones",)
+    paths = (37,), (237,), (999,), (100, 50), (613, 1)
+    read = (37,), (237,), ()
+    more = *lengths, ()
+    eight = (37,), (100,), (150,), (237,), (237,), (400,), (50,), ()
+
+    most_searched = float("inf")
+
+    def load(self, folder: Path) -> Any:
+        self.folder = folder
+        return Qwen3ASRForConditionalGeneration.from_pretrained(folder, dtype=torch.float32)
+
+    def example(self, case: tuple[int | str, ...], seed: int = 0) -> Example:
+        given = self.pipe.bundle.manifest.target.given
+        assert given is not None
+        num_mels = given.medium.num_mels  # type: ignore[attr-defined]
+        tones = np.where(np.arange(16)[:, None] == np.arange(431) // 7 % 16, 1.2, -0.7)
+        known = {"silence": np.full((16, 200), -1.5), "tones": tones}
+        sounds = [
+            known[each].astype(np.float32)
+            if isinstance(each, str)
+            else sounds_of_asr.noise(each, seed + number, num_mels)
+            for number, each in enumerate(case)
+        ]
+        prompt = sounds_of_asr.prompt_of(len(sounds), seed)
+        inputs = sounds_of_asr.inputs_of(self.pipe, prompt, sounds)
+        read = padded(sounds) if sounds else {}
+        return Example(inputs, {"input_ids": torch.tensor([inputs.prompt_ids]), **read})
+
+    def requested(
+        self, samples: Samples, language: str | None = None, initial_prompt: str | None = None
+    ) -> dict[str, torch.Tensor]:
+        """Return what the processor makes of a request to transcribe."""
+        processor = qwen3_asr.processor_of(self.folder, qwen3_asr_checkpoint.NUM_MELS)
+        return dict(
+            processor.apply_transcription_request(samples, language=language, prompt=initial_prompt)
+        )
+
+    @torch.no_grad()
+    def rows(self, example: Example) -> Rows:
+        features = {name: each for name, each in example.theirs.items() if name != "input_ids"}
+        found = self.model.get_audio_features(**features, return_dict=True)
+        return np.asarray(found.pooler_output.numpy())
+
+    @staticmethod
+    def export(captures: SharedCaptures, name: str, folder: Path) -> Path:
+        """Write a target shaped as the 1.7B, and a draft as the 0.6B."""
+        # 1.7B: heads as wide together as the rows. 0.6B: twice as wide, and a narrower encoder.
+        target = write_qwen3_asr(folder / "target", hidden_size=64)
+        draft = write_qwen3_asr(
+            folder / "draft", hidden_size=32, num_hidden_layers=1, audio={"encoder_layers": 1}
+        )
+        return export_quietly(captures, folder / "bundle", target, draft)
+
+
+def padded(sounds: Sequence[NDArray[np.float32]]) -> dict[str, torch.Tensor]:
+    """Return what transformers' Qwen3-ASR reads of sounds: padded alike, with a mask."""
+    width = -(-max(sound.shape[1] for sound in sounds) // 100) * 100
+    wide = [np.pad(sound, ((0, 0), (0, width - sound.shape[1]))) for sound in sounds]
+    mask = [np.arange(width) < sound.shape[1] for sound in sounds]
+    return {
+        "input_features": torch.from_numpy(np.stack(wide)),
+        "input_features_mask": torch.from_numpy(np.stack(mask).astype(np.int64)),
+    }
 
 
 def asked(samples: Samples, text: str = QUESTION) -> list[dict[str, Any]]:
@@ -188,11 +276,3 @@ def inputs_of(pipe: Pipeline, samples: Samples | None, text: str = QUESTION) -> 
     assert media is not None
     messages = [{"role": "user", "content": text}] if samples is None else asked(samples, text)
     return media.read(messages).inputs
-
-
-def options_of(name: str, **options: Any) -> dict[str, Any]:
-    """Return options of a request that ends as ``searched`` does."""
-    known: dict[str, Any] = {"max_new_tokens": 14, "eos_token_id": ENDS, "seed": 1}
-    if not name.startswith("granite"):  # whose placeholders are read as another token
-        known["suppress_tokens"] = (MODELS[name].placeholder,)
-    return {**known, **options}

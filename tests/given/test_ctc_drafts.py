@@ -5,16 +5,17 @@ import pytest
 
 from dsbd_ort import Pipeline
 from dsbd_runtime.parts.given.given_rows import GivenRows
-from tests.given.speech_kinds import HEARD, SPELLED, asked, inputs_of, options_of
+from tests.given.checks import ENDS
+from tests.given.speech_kinds import HEARD, SPELLED, asked, inputs_of
 from tests.speech.sounds import noise
 
-KIND = "granite_speech"
 LENGTH = 14
+OPTIONS = {"max_new_tokens": LENGTH, "eos_token_id": ENDS, "seed": 1}
 
 
 @pytest.fixture(scope="module")
-def pipe(speech_model):
-    bundle = speech_model(KIND) / "bundle"
+def pipe(media_folder):
+    bundle = media_folder("granite_speech") / "bundle"
     with Pipeline.from_bundle(bundle, num_threads=1, ngram_pool=0) as opened:
         yield opened
 
@@ -77,10 +78,8 @@ def test_drafts_change_nothing(pipe, plain, drafted, bonus):
         results = []
         for options in (plain, drafted):
             inputs = inputs_of(pipe, samples)
-            known = options_of(KIND, **options, **agreeing(pipe, inputs, bonus), seed=seed)
-            results += pipe.models.decoded(
-                [pipe.request_of(inputs, {**known, "max_new_tokens": LENGTH})]
-            )
+            known = {**OPTIONS, **options, **agreeing(pipe, inputs, bonus), "seed": seed}
+            results += pipe.models.decoded([pipe.request_of(inputs, known)])
         ours, theirs = (
             [(each.token_ids, pytest.approx(each.logprob, abs=1e-5)) for each in result.sequences]
             for result in results
@@ -90,8 +89,8 @@ def test_drafts_change_nothing(pipe, plain, drafted, bonus):
 
 def calls_of(pipe, samples, **options):
     inputs = inputs_of(pipe, samples)
-    known = {**options_of(KIND), **agreeing(pipe, inputs, 30.0), "max_new_tokens": LENGTH}
-    [result] = pipe.models.decoded([pipe.request_of(inputs, {**known, **options})])
+    known = {**OPTIONS, **agreeing(pipe, inputs, 30.0), **options}
+    [result] = pipe.models.decoded([pipe.request_of(inputs, known)])
     stats = result.stats
     return stats.num_output_tokens, stats.num_iterations
 

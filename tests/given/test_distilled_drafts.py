@@ -28,8 +28,9 @@ from scripts.qwen3_asr_checkpoint import VOCAB_SIZE, write_qwen3_asr
 from scripts.speech_checkpoints import MODELS, write_speech_model
 from tests.distill.conftest import Distilled, assert_same_weights, interrupted, opened, run
 from tests.exports import export_quietly
-from tests.given.sounds import inputs_of, noise, prompt_of, request_of
-from tests.given.test_sharing import check_in_turn, check_together
+from tests.given.checks import check_together
+from tests.given.sounds import inputs_of, noise, prompt_of, request_of, requests_of
+from tests.given.test_sharing import check_in_turn
 from tests.made_once import made_once
 from tests.speech.audio_files import wav_bytes
 from tests.speech.sounds import speech_like
@@ -175,8 +176,8 @@ def test_drafted_is_plain_alone_together_preempted_and_with_a_prefix(drafted, pl
     if plain["strategy"].startswith("beam"):
         beams = {"num_beams": 3, "num_return_sequences": 3}
     forced = {"draft_policy": "fixed", "draft_length": 3}
-    found = check_together(pipe, {**drafted, **beams, **forced})
-    wanted = check_together(pipe, {**plain, **beams})
+    found = check_together(pipe, lambda: requests_of(pipe, {**drafted, **beams, **forced}))
+    wanted = check_together(pipe, lambda: requests_of(pipe, {**plain, **beams}))
     assert sum(each.stats.num_draft_tokens for each in found) > 0
     assert sum(each.stats.num_accepted_layers for each in found) > 0
     for ours, theirs in zip(found, wanted, strict=True):

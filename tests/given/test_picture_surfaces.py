@@ -10,11 +10,10 @@ import openai
 import pytest
 
 from dsbd_ort import Pipeline
-from dsbd_ort.engine import Service
 from tests.commands.test_run import assert_one_line_error, dsbd_run
 from tests.given.pictures import QUESTION, asked, asked_by_url, data_url, picture, png
 from tests.given.test_surfaces import part as sound_part
-from tests.openai_server.running_server import MODEL, RunningServer, running_server
+from tests.openai_server.running_server import MODEL, client_of, refused
 from tests.speech.audio_files import wav_bytes
 from tests.speech.sounds import tone
 
@@ -27,28 +26,18 @@ FLAGS = ["--temperature", 0, "--num-beams", 3, "--max-new-tokens", 10, "--thread
 
 
 @pytest.fixture(scope="module")
-def bundle(picture_model: Callable[[str], Path]) -> Path:
-    return picture_model(NAME) / "bundle"
+def bundle(media_folder: Callable[[str], Path]) -> Path:
+    return media_folder(NAME) / "bundle"
 
 
 @pytest.fixture(scope="module")
-def pipe(picture_pipe: Callable[[str], Pipeline]) -> Pipeline:
-    return picture_pipe(NAME)
+def pipe(media_pipe: Callable[[str], Pipeline]) -> Pipeline:
+    return media_pipe(NAME)
 
 
 @pytest.fixture(scope="module")
-def server(bundle: Path) -> Iterator[RunningServer]:
-    with (
-        Pipeline.from_bundle(bundle, num_threads=1) as opened,
-        Service(opened) as service,
-        running_server(service, fetches_urls=True, max_body_bytes=2**17) as running,
-    ):
-        yield running
-
-
-@pytest.fixture(scope="module")
-def client(server: RunningServer) -> Iterator[openai.OpenAI]:
-    with server.client().with_options(timeout=300) as opened:
+def client(bundle: Path) -> Iterator[openai.OpenAI]:
+    with client_of(bundle, fetches_urls=True, max_body_bytes=2**17) as opened:
         yield opened
 
 
@@ -76,13 +65,9 @@ def shown(part: object) -> list[dict[str, Any]]:
     return [{"role": "user", "content": [{"type": "text", "text": "a"}, part]}]
 
 
-CUT = data_url(PAGE[:-200])
 BAD_CHATS: list[tuple[Any, str]] = [
     (shown(sound_part(wav_bytes(tone(0.1)))), "type 'input_audio', which this model cannot read"),
     (asked_by_url(data_url(wav_bytes(tone(0.1)))), "is not readable as a picture"),
-    (asked_by_url(CUT), "is damaged, cut or too large"),
-    (asked_by_url("data:image/png;base64,no base64!"), "is not base64"),
-    (asked_by_url("data:image/png,text"), "expected a data URL"),
     (asked_by_url("/etc/passwd"), "expected a data URL"),
     (asked_by_url("http://127.0.0.1:1/page.png"), "'127.0.0.1' is a private address"),
     (asked_by_url("https://[::ffff:10.0.0.1]/"), "is a private address"),
@@ -102,19 +87,12 @@ BAD_CHATS: list[tuple[Any, str]] = [
 
 @pytest.mark.parametrize(("messages", "words"), BAD_CHATS)
 def test_bad_chats(client: openai.OpenAI, messages: Any, words: str) -> None:
-    with pytest.raises(openai.BadRequestError) as raised:
-        client.chat.completions.create(model=MODEL, messages=messages, **CHAT)
-    error = cast(dict[str, Any], raised.value.body)
-    assert words in error["message"] and "\n" not in error["message"]
+    error = refused(client.chat.completions.create, messages=messages, **CHAT)
+    assert words in error["message"]
 
 
 def test_urls_are_refused_unless_they_are_allowed(bundle: Path) -> None:
-    with (
-        Pipeline.from_bundle(bundle, num_threads=1) as opened,
-        Service(opened) as service,
-        running_server(service) as running,
-        running.client() as client,
-    ):
+    with client_of(bundle) as client:
         messages: Any = asked_by_url("https://example.com/page.png")
         with pytest.raises(openai.BadRequestError, match=r"not fetched; .* --allow-media-urls"):
             client.chat.completions.create(model=MODEL, messages=messages, **CHAT)
@@ -123,19 +101,11 @@ def test_urls_are_refused_unless_they_are_allowed(bundle: Path) -> None:
 
 
 def test_sounds_of_chats_have_the_servers_limit(given_pair: Path) -> None:
-    with (
-        Pipeline.from_bundle(given_pair / "bundle", num_threads=1) as opened,
-        Service(opened) as service,
-        running_server(service, max_audio_s=1.0) as running,
-        running.client() as client,
-    ):
-        for seconds, is_read in ((0.9, True), (1.2, False)):
-            messages: Any = [{"role": "user", "content": [sound_part(wav_bytes(tone(seconds)))]}]
-            if is_read:
-                assert client.chat.completions.create(model=MODEL, messages=messages, **CHAT)
-                continue
-            with pytest.raises(openai.BadRequestError, match="more than the 1 s"):
-                client.chat.completions.create(model=MODEL, messages=messages, **CHAT)
+    with client_of(given_pair / "bundle", max_audio_s=1.0) as client:
+        short, long = ([sound_part(wav_bytes(tone(seconds)))] for seconds in (0.9, 1.2))
+        assert texts_of(client, [{"role": "user", "content": short}]) is not None
+        with pytest.raises(openai.BadRequestError, match="more than the 1 s"):
+            texts_of(client, [{"role": "user", "content": long}])
 
 
 @pytest.fixture(scope="module")

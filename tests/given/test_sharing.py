@@ -1,6 +1,6 @@
-"""Requests with sounds together, preempted, and one after the other: rows computed and results."""
+"""Requests with media one after the other: rows computed, and results."""
 
-from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -8,19 +8,9 @@ import pytest
 from dsbd_ort.decoding.batched_decoder import BatchedDecoder
 from dsbd_ort.decoding.whole_requests import decoded_together
 from dsbd_runtime.parts.given.given_rows import GivenRows
+from tests.given.checks import check_equal, together
+from tests.given.pictures import asked, picture
 from tests.given.sounds import SYSTEM, inputs_of, noise, prompt_of, request_of
-from tests.robustness.preempting import TALLY, ForcedPreemptions
-
-STRATEGIES = [
-    {"strategy": "greedy"},
-    {"strategy": "beam-search", "num_beams": 4, "num_return_sequences": 4},
-    {
-        **{"strategy": "speculative-beam-search", "num_beams": 4, "num_return_sequences": 4},
-        **{"draft_length": 3, "draft_beams": 6},
-    },
-    {"strategy": "dsbd", "num_beams": 3, "draft_length": 3, "num_return_sequences": 3},
-]
-FRAMES = (37, 100, 150, 237, 237, 400, 50, None)  # one request of text alone
 
 
 class Counted:
@@ -37,59 +27,18 @@ class Counted:
         return self._engine.forward(forward)
 
 
-def requests_of(pipe, options):
-    requests = []
-    for seed, number in enumerate(FRAMES):
-        sounds = [] if number is None else [noise(number, seed)]
-        inputs = inputs_of(pipe, prompt_of(len(sounds), seed), sounds)
-        requests.append(request_of(pipe, inputs, **{**options, "seed": seed}))
-    return requests
+def one_by_one(pipe, make):
+    """Return what each request computed: rows of the target, and runs of its encoder.
 
-
-def check_equal(found, wanted):
-    for ours, theirs in zip(found, wanted, strict=True):
-        for one, other in zip(ours.sequences, theirs.sequences, strict=True):
-            assert one.token_ids == other.token_ids
-            assert one.logprob == pytest.approx(other.logprob, abs=2e-5)
-
-
-@pytest.mark.parametrize("options", STRATEGIES, ids=lambda options: options["strategy"])
-def test_eight_together_and_preempted_are_as_alone(given_pipe, options):
-    check_together(given_pipe, options)
-
-
-def check_together(pipe, options):
-    """Compare eight requests together, and preempted, with each alone; return the latter."""
-    alone = []
-    for request in requests_of(pipe, options):
-        with pipe.models.engines() as models:
-            alone += decoded_together(BatchedDecoder(*models), [request], 1)
-    with pipe.models.engines() as models:
-        together = decoded_together(BatchedDecoder(*models), requests_of(pipe, options), 8)
-    check_equal(together, alone)
-    before = TALLY.num_preempted
-    preempted = [
-        replace(request, preempts=ForcedPreemptions(seed))
-        for seed, request in enumerate(requests_of(pipe, options))
-    ]
-    with pipe.models.engines() as models:
-        check_equal(decoded_together(BatchedDecoder(*models), preempted, 8), alone)
-    assert TALLY.num_preempted > before
-    return alone
-
-
-def one_by_one(pipe, prompts):
-    """Return what each request computed: rows of the target, and runs of its encoder."""
+    make: functions that prepare a request.
+    """
     counts = []
     with pipe.models.engines() as (target, _):
         counted, encoder = Counted(target), target.part(GivenRows).encoder
         decoder = BatchedDecoder(counted, None)
-        for prompt, sounds in prompts:
+        for prepared in make:
             rows, runs = counted.num_rows_computed, encoder.num_read
-            request = request_of(
-                pipe, inputs_of(pipe, prompt, sounds), strategy="greedy", max_new_tokens=1
-            )
-            decoded_together(decoder, [request], 1)
+            decoded_together(decoder, [prepared(strategy="greedy", max_new_tokens=1)], 1)
             counts.append((counted.num_rows_computed - rows, encoder.num_read - runs))
     return counts
 
@@ -101,16 +50,37 @@ def test_a_system_turn_is_shared_by_sounds_and_a_sound_by_questions(given_pipe):
     alike[:, 200:] = other[:, 200:]
     first = prompt_of(1, 0)
     question = [*first[:-1], first[-1] + 1]
-    counts = one_by_one(
-        given_pipe,
-        [(first, [one]), (first, [other]), (first, [one]), (question, [one]), (first, [alike])],
-    )
+
+    def heard(prompt, sound):
+        return partial(request_of, given_pipe, inputs_of(given_pipe, prompt, [sound]))
+
+    asked = [(first, one), (first, other), (first, one), (question, one), (first, alike)]
+    counts = one_by_one(given_pipe, [heard(*each) for each in asked])
     whole = len(first) - 1 + 31
     assert counts[0] == (whole, 2)
     assert counts[1] == (whole - len(SYSTEM), 2)  # the system turn alone is shared
     assert counts[2] == (1, 0)  # all but the last token, of which the logits are needed
     assert counts[3] == (1, 0)  # the last token alone is another: no encoder runs
     assert counts[4] == (whole - len(SYSTEM) - 26, 0)  # both windows were read before
+
+
+@pytest.mark.parametrize("name", ["granite_docling", "paddleocr_vl"])
+def test_another_question_to_a_page_computes_the_question_alone(media_pipe, name):
+    pipe, page = media_pipe(name), picture(90, 60)
+    chats = [
+        asked(image, text=text)
+        for image, text in ((page, "Who?"), (page, "The other fox?"), (picture(90, 60, 1), "Who?"))
+    ]
+    counts = one_by_one(
+        pipe, [lambda chat=chat, **options: pipe.prepare(chat, options) for chat in chats]
+    )
+    whole, other = pipe.chat_prompt(chats[0]), pipe.chat_prompt(chats[1])
+    placeholder = pipe.bundle.manifest.target.given.placeholder_token_id
+    assert counts[0][0] == len(whole) and counts[0][1] > 0
+    alike = next(n for n, (one, two) in enumerate(zip(whole, other, strict=False)) if one != two)
+    assert alike > len(whole) - whole[::-1].index(placeholder)
+    assert counts[1] == (len(other) - alike, 0)  # no row of the page, and no encoder
+    assert counts[2][0] == len(whole) - whole.index(placeholder) and counts[2][1] > 0
 
 
 def test_the_pipeline_keeps_a_prefix_for_the_next_sound(given_pipe):
@@ -128,9 +98,7 @@ def check_in_turn(pipe, options):
         for each in (*inputs, text, inputs[0])
     ]
     for each, found in zip((*inputs, text, inputs[0]), in_turn, strict=True):
-        with pipe.models.engines() as models:
-            request = request_of(pipe, each, **options)
-            check_equal([found], decoded_together(BatchedDecoder(*models), [request], 1))
+        check_equal([found], together(pipe, [request_of(pipe, each, **options)]))
     assert in_turn[0].sequences[0].token_ids != in_turn[1].sequences[0].token_ids
 
 

@@ -10,12 +10,17 @@ import openai
 import pytest
 
 from dsbd_ort import Pipeline
-from dsbd_ort.engine import Service
 from dsbd_ort.speech.transcript import Transcript
 from dsbd_runtime.bundle_files.bundle import Bundle
 from dsbd_runtime.errors import InputError
 from tests.commands.test_run import assert_one_line_error, dsbd_run
-from tests.openai_server.running_server import MODEL, RunningServer, running_server
+from tests.openai_server.running_server import (
+    MODEL,
+    RunningServer,
+    client_of,
+    refused,
+    served_bundle,
+)
 from tests.runtime.bundle_edits import with_files
 from tests.speech.audio_files import FLOAT, wav_bytes
 from tests.speech.sounds import noise, speech_like
@@ -35,11 +40,8 @@ def wanted(given_pipe: Pipeline) -> dict[str, Transcript]:
 
 @pytest.fixture(scope="module")
 def server(given_pair: Path) -> Iterator[RunningServer]:
-    with (
-        Pipeline.from_bundle(given_pair / "bundle", num_threads=1) as opened,
-        Service(opened) as service,
-        running_server(service, defaults={"max_new_tokens": 10}, max_body_bytes=2**16) as running,
-    ):
+    settings = {"defaults": {"max_new_tokens": 10}, "max_body_bytes": 2**16}
+    with served_bundle(given_pair / "bundle", **settings) as running:
         yield running
 
 
@@ -56,14 +58,6 @@ def part(data: bytes | str) -> dict[str, Any]:
 
 def heard(*parts: object, **more: object) -> list[Any]:
     return [{"role": "user", "content": [*parts], **more}]
-
-
-def refused(call: Any, **arguments: Any) -> dict[str, Any]:
-    with pytest.raises(openai.BadRequestError) as raised:
-        call(model=MODEL, **arguments)
-    error = cast(dict[str, Any], raised.value.body)
-    assert "\n" not in error["message"]
-    return error
 
 
 def test_transcriptions_over_http(client: openai.OpenAI, wanted: dict[str, Transcript]) -> None:
@@ -108,14 +102,8 @@ def test_a_stream_has_the_text_of_each_part(
     ("fields", "param", "words"),
     [
         ({"response_format": "srt"}, "response_format", "this model writes no times"),
-        ({"response_format": "vtt"}, "response_format", "this model writes no times"),
         (
             {"response_format": "verbose_json", "timestamp_granularities": ["word"]},
-            "timestamp_granularities",
-            "this model writes no times",
-        ),
-        (
-            {"response_format": "verbose_json", "timestamp_granularities": ["segment"]},
             "timestamp_granularities",
             "this model writes no times",
         ),
@@ -183,15 +171,9 @@ def test_a_chat_with_sound_is_the_pipelines(client: openai.OpenAI, given_pipe: P
         (heard({"type": "input_audio"}), "input_audio"),
         (heard({"type": "input_audio", "input_audio": {"data": 7}}), "data"),
         (heard(part("no base64!")), "is not base64"),
-        (heard(part(b"")), "is an empty file"),
-        (heard(part(b"\x89PNG\r\n\x1a\n" + bytes(99))), "is not audio that can be read"),
-        (heard(part(SHORT[:9000])), "is cut"),
         (heard(part(LONG)), "520 of them the rows of 1 sounds; "),
-        (heard(part(SHORT), {"type": "text", "text": "Write it"}), "leaves no trace"),
         (heard("Hello"), "messages.0.content"),
-        (heard(part(SHORT), tool_calls=[]), "ok"),
         ([{"role": "user", "content": "Hello"}], "leaves no trace"),
-        ([{"role": "assistant", "content": [part(SHORT)]}], "ok"),
         (
             [*heard(part(SHORT)), {"role": "tool", "content": "rain", "tool_call_id": "a"}],
             "media cannot be combined with tools",
@@ -199,17 +181,19 @@ def test_a_chat_with_sound_is_the_pipelines(client: openai.OpenAI, given_pipe: P
     ],
 )
 def test_chats_with_bad_sounds(client: openai.OpenAI, messages: Any, words: str) -> None:
-    if words == "ok":
-        client.chat.completions.create(model=MODEL, messages=messages, **CHAT)
-        return
     error = refused(client.chat.completions.create, messages=messages, **CHAT)
     assert words in error["message"]
 
 
-def test_tools_with_sound_are_refused(client: openai.OpenAI) -> None:
+def test_who_may_send_a_sound_and_without_tools(client: openai.OpenAI) -> None:
+    create, messages = client.chat.completions.create, heard(part(SHORT))
+    for allowed in (
+        heard(part(SHORT), tool_calls=[]),
+        [{"role": "assistant", "content": [part(SHORT)]}],
+    ):
+        assert create(model=MODEL, messages=allowed, **CHAT).choices
     tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
-    messages = heard(part(SHORT))
-    error = refused(client.chat.completions.create, messages=messages, tools=[tool], **CHAT)
+    error = refused(create, messages=messages, tools=[tool], **CHAT)
     assert "media cannot be combined with tools" in error["message"]
 
 
@@ -224,7 +208,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("audio")
     (made / "long.wav").write_bytes(LONG)
     (made / "short.wav").write_bytes(SHORT)
-    (made / "picture.wav").write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(99))
     return made
 
 
@@ -247,13 +230,11 @@ def test_on_the_command_line(
     ("arguments", "words"),
     [
         (["--audio", "{short}", "--output-format", "srt"], "this model writes no times"),
-        (["--audio", "{short}", "--timestamps"], "this model writes no times"),
         (["--audio", "{short}", "--timestamps", "word"], "this model writes no times"),
         (["--audio", "{short}", "--task", "translate"], "task is 'translate'"),
         (["--audio", "{short}", "--language", "tlh"], "30 languages"),
         (["--audio", "{short}", "--condition-on-previous-text"], "reads each part"),
         (["--audio", "{short}", "--no-speech-threshold", "0.5"], "no probability"),
-        (["--audio", "{picture}"], "is not audio that can be read"),
         (["--audio", "{short}", "--prompt", "Hello"], "contradict each other"),
         (["--prompt", "Hello", "--chat"], "leaves no trace"),
     ],
@@ -261,8 +242,7 @@ def test_on_the_command_line(
 def test_what_the_command_line_refuses(
     given_pair: Path, folder: Path, arguments: list[str], words: str
 ) -> None:
-    paths = {name: folder / f"{name}.wav" for name in ("short", "picture")}
-    filled = [each.format(**paths) for each in arguments]
+    filled = [each.format(short=folder / "short.wav") for each in arguments]
     assert_one_line_error(dsbd_run(given_pair / "bundle", *filled), words)
 
 
@@ -276,12 +256,11 @@ def test_sound_for_a_bundle_without_sound(
             pipe.transcribe(SHORT)
         with pytest.raises(InputError, match="is a part of type 'audio': images and audio cannot"):
             pipe.generate([{"role": "user", "content": [{"type": "audio", "audio": SHORT}]}])
-        with Service(pipe) as service, running_server(service) as running:
-            with running.client() as client:
-                error = refused(client.chat.completions.create, messages=heard(part(SHORT)))
-                assert "is a part of type 'input_audio': images and audio" in error["message"]
-                with pytest.raises(openai.NotFoundError):
-                    client.audio.transcriptions.create(file=("a.wav", SHORT), model=MODEL)
+    with client_of(bundle) as client:
+        error = refused(client.chat.completions.create, messages=heard(part(SHORT)))
+        assert "is a part of type 'input_audio': images and audio" in error["message"]
+        with pytest.raises(openai.NotFoundError):
+            client.audio.transcriptions.create(file=("a.wav", SHORT), model=MODEL)
     assert_one_line_error(
         dsbd_run(bundle, "--audio", folder / "short.wav"), "reads text; use a bundle"
     )

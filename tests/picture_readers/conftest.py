@@ -16,22 +16,18 @@ if TYPE_CHECKING:
     from scripts.shared_captures import SharedCaptures
 
 
-def _exported(kind: str, factory: pytest.TempPathFactory, captures: SharedCaptures) -> Path:
-    from tests.picture_readers.pages import export_reader
-
-    changes = {"num_beams": 4, "early_stopping": True, "length_penalty": 2.0}
-    changes |= {"no_repeat_ngram_size": 3} if kind == "trocr" else {"forced_eos_token_id": 1}
-    return made_once(factory, kind, partial(export_reader, kind, captures, **changes))
-
-
 @pytest.fixture(scope="session")
 def trocr_folder(tmp_path_factory: pytest.TempPathFactory, captures: SharedCaptures) -> Path:
-    return _exported("trocr", tmp_path_factory, captures)
+    from tests.given.kinds import export_kind
+
+    return made_once(tmp_path_factory, "trocr", partial(export_kind, captures, "trocr"))
 
 
 @pytest.fixture(scope="session")
 def donut_folder(tmp_path_factory: pytest.TempPathFactory, captures: SharedCaptures) -> Path:
-    return _exported("donut", tmp_path_factory, captures)
+    from tests.given.kinds import export_kind
+
+    return made_once(tmp_path_factory, "donut", partial(export_kind, captures, "donut"))
 
 
 @pytest.fixture(scope="module")

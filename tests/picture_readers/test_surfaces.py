@@ -1,15 +1,12 @@
 """Picture readers on the command line and over HTTP, and prompts that are refused."""
 
-import base64
-import io
 import json
 import re
 import shutil
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
-import openai
 import pytest
 from PIL import Image
 
@@ -20,19 +17,13 @@ from dsbd_export.errors import ExportError
 from dsbd_export.opening import open_target
 from dsbd_export.pipeline import export_bundle
 from dsbd_ort import Pipeline
-from dsbd_ort.engine import Service
 from dsbd_runtime.errors import BundleError, InputError
 from scripts.picture_reader_checkpoint import write_picture_reader
 from tests.commands.test_run import assert_one_line_error, dsbd_run
-from tests.openai_server.running_server import MODEL, running_server
+from tests.given.pictures import data_url, png
+from tests.openai_server.running_server import MODEL, client_of, refused
 from tests.picture_readers.pages import message, page
 from tests.runtime.bundle_edits import edited
-
-
-def png(picture: Image.Image) -> bytes:
-    data = io.BytesIO()
-    picture.save(data, "PNG")
-    return data.getvalue()
 
 
 @pytest.fixture
@@ -98,22 +89,14 @@ def test_refusals_of_the_command(trocr_folder: Path, files: list[Path], tmp_path
 
 def test_a_chat_completion_has_one_picture_and_a_task(trocr_folder: Path, trocr: Pipeline) -> None:
     def part(data: bytes) -> dict[str, Any]:
-        url = f"data:image/png;base64,{base64.b64encode(data).decode()}"
-        return {"type": "image_url", "image_url": {"url": url}}
+        return {"type": "image_url", "image_url": {"url": data_url(data)}}
 
-    def refused(call: Any, **arguments: Any) -> str:
-        with pytest.raises(openai.BadRequestError) as raised:
-            call(model=MODEL, **arguments)
-        return str(cast(dict[str, Any], raised.value.body)["message"])
+    def refusal(messages: list[Any]) -> str:
+        return str(refused(chat, messages=messages)["message"])
 
     text = {"type": "text", "text": "def read"}
     large = page(0, (300, 200))
-    with (
-        Pipeline.from_bundle(trocr_folder / "bundle", num_threads=1) as pipe,
-        Service(pipe) as service,
-        running_server(service, max_body_bytes=2**12) as server,
-        server.client().with_options(timeout=300) as client,
-    ):
+    with client_of(trocr_folder / "bundle", max_body_bytes=2**12) as client:
         chat = client.chat.completions.create
         asked: list[Any] = [{"role": "user", "content": [part(png(large))]}]
         wanted = text_of(trocr, large)
@@ -122,15 +105,15 @@ def test_a_chat_completion_has_one_picture_and_a_task(trocr_folder: Path, trocr:
         wanted = text_of(trocr, large, "def read")
         assert chat(model=MODEL, messages=asked).choices[0].message.content == wanted
         twice: list[Any] = [{"role": "user", "content": [part(png(page()))] * 2}]
-        assert "the message has 2 pictures and 0 texts" in refused(chat, messages=twice)
+        assert "the message has 2 pictures and 0 texts" in refusal(twice)
         words: list[Any] = [{"role": "user", "content": "hello"}]
-        assert "the prompt has no picture" in refused(chat, messages=words)
+        assert "the prompt has no picture" in refusal(words)
         system: list[Any] = [{"role": "system", "content": "be brief"}, *asked]
-        assert "holds no conversation" in refused(chat, messages=system)
+        assert "holds no conversation" in refusal(system)
         cut: list[Any] = [{"role": "user", "content": [part(png(page())[:99])]}]
-        assert "messages[0].content[0]: the picture is damaged" in refused(chat, messages=cut)
-        completion = client.completions.create
-        assert "reads pictures, a str is given" in refused(completion, prompt="hello")
+        assert "messages[0].content[0]: the picture is damaged" in refusal(cut)
+        error = refused(client.completions.create, prompt="hello")
+        assert "reads pictures, a str is given" in error["message"]
 
 
 PICTURE = {"type": "image", "image": page()}
