@@ -14,6 +14,7 @@ from dsbd_export.progress import silent
 from dsbd_runtime.bundle_files.bundle import open_bundle
 from scripts.family_checkpoints import FAMILY_CHECKPOINTS, SOURCE_READERS, write_family_checkpoint
 from scripts.path_ways import PathEngine, count_differing
+from tests.export.conftest import parsed_graph
 from tests.export.gate import export_alone
 from tests.ort_sessions import cpu_session
 
@@ -76,9 +77,16 @@ def value_of(name, *shape, dtype=ir.DataType.FLOAT):
     return ir.Value(name=name, shape=ir.Shape(shape), type=ir.TensorType(dtype))
 
 
-def scattered():
-    row = value_of("row", 1, dtype=ir.DataType.INT64)
-    return [value_of("past", 1, 2, "C", 8), value_of("new", 1, 2, "S", 8), row]
+SCATTERED = "float[1, 2, C, 8] past, float[1, 2, S, 8] new, int64[1] row"
+
+
+def caching(inputs: str, outputs: str, steps: str) -> ir.Model:
+    """Return a graph whose last output is the cached value of layer 0."""
+    text = f"""({SCATTERED} {inputs}) => ({outputs} float[1, 2, C, 8] present)
+        {{ present = TensorScatter <axis = 2> (past, new, row) {steps} }}"""
+    model = ir.from_proto(parsed_graph(text, zero=np.array([0]), last=np.array([-1])))
+    model.graph.outputs[-1].name = "present.0.value"
+    return model
 
 
 def session_of_sums(context_length, num_rows, limit_of_values):
@@ -133,14 +141,10 @@ def test_integers_are_added_without_rounding(kind, context_length):
     np.testing.assert_allclose(wanted, exact, atol=0.05)
 
 
-def test_an_attention_that_nothing_shows(tmp_path):
+def test_an_attention_that_nothing_shows():
     """A cached value that no softmax reads leaves the graph without bit-exact attention."""
-    inputs = scattered()
-    node = ir.Node("", "TensorScatter", inputs)
-    node.outputs[0].name = "present.0.value"
-    graph = ir.Graph(inputs, node.outputs, nodes=[node], opset_imports={"": 24}, name="one")
     with pytest.raises(ExportError, match="0 attentions read the values of 1 layers"):
-        attend_exactly(ir.Model(graph, ir_version=10), 256, [0], None)
+        attend_exactly(caching("", "", ""), 256, [0], None)
 
 
 @pytest.mark.parametrize(
@@ -149,29 +153,14 @@ def test_an_attention_that_nothing_shows(tmp_path):
 )
 def test_a_sink_takes_a_column_only_where_there_is_one(context_length, has_sink, in_double):
     """Up to 4,096 columns are added up in fp32, and at most as many rows as the context has."""
-    inputs, scores = scattered(), value_of("scores", 1, 2, "S", "N")
-    tape = ir.tape.Tape()
-    present = tape.op("TensorScatter", inputs, {"axis": 2})
-    present.name = "present.0.value"
-    weights = tape.op("Softmax", [scores], {"axis": -1})
+    steps, weights = "shares = Softmax <axis = -1> (scores)", "shares"
     if has_sink:
-        bounds = [tape.op("Constant", [], {"value_ints": [n]}) for n in (0, -1, -1)]
-        weights = tape.op("Slice", [weights, *bounds])
-    attended = tape.op("MatMul", [weights, present])
-    for value in (present, attended):
-        value.type = scores.type
-    outputs = [attended, present]
-    graph = ir.Graph(
-        [*inputs, scores], outputs, nodes=tape.nodes, opset_imports={"": 24}, name="one"
-    )
-    largest = {0: np.ones((2, 8), np.float32)}
-    attend_exactly(ir.Model(graph, ir_version=10), context_length, [0], largest)
-    to_double = [
-        node
-        for node in graph
-        if node.op_type == "Cast" and node.attributes.get_int("to") == ir.DataType.DOUBLE
-    ]
-    assert len(to_double) == in_double
+        steps, weights = f"{steps} weights = Slice (shares, zero, last, last)", "weights"
+    steps = f"{steps} attended = MatMul ({weights}, present)"
+    model = caching(", float[1, 2, S, N] scores", "float[1, 2, S, 8] attended,", steps)
+    attend_exactly(model, context_length, [0], {0: np.ones((2, 8), np.float32)})
+    casts = [node.attributes.get_int("to") for node in model.graph if node.op_type == "Cast"]
+    assert casts.count(ir.DataType.DOUBLE) == in_double
 
 
 @pytest.mark.parametrize("quantize", ["int8", "int8-blocks"])

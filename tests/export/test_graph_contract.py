@@ -1,15 +1,25 @@
-"""The exported graphs against the contract, and at run time: limits, and updates in place."""
+"""The exported graphs: the contract, limits and updates in place; forms with the same logits."""
 
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 from onnx import TensorProto
 
+from dsbd_export.capture.graph_checks import lint_for_tensorrt
+from dsbd_export.config import HIDDEN
+from dsbd_runtime.bundle_files.bundle import open_bundle
+from dsbd_runtime.loading import load_causal_lm
 from dsbd_runtime.ort.ort_module import LOG_WARNINGS
+from scripts.family_checkpoints import write_family_checkpoint
+from tests.export.conftest import Exported, export
+from tests.export.gate import export_alone
 from tests.ort_sessions import cpu_session
+from tests.runtime.model_calls import logits_of, prefix_and_tree
 
 INT64, BOOL, FLOAT = TensorProto.INT64, TensorProto.BOOL, TensorProto.FLOAT
 ROWS = ("0.key", "0.value", "1.key", "1.value")
@@ -71,17 +81,6 @@ def test_only_operators_of_opset_24(exported, role, file):
     assert {node.domain for node in model.graph.node} == {""}
 
 
-@pytest.mark.parametrize("file", ["model.onnx", "prune.onnx"])
-def test_caches_go_straight_from_input_to_output(exported, file):
-    graph = exported.graph("target", file)
-    scatters = {node.output[0]: node for node in graph.node if node.op_type == "TensorScatter"}
-    for rows in ROWS:
-        node = scatters[f"present.{rows}"]
-        assert (node.input[0], node.input[2]) == (f"past_key_values.{rows}", "write_indices")
-        attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
-        assert attributes == {"axis": 2, "mode": b"linear"}
-
-
 def test_attention_sees_the_given_mask_and_norms_and_rotations_are_single_nodes(exported):
     for node in exported.graph("target").node:
         if node.op_type == "Attention":
@@ -106,16 +105,6 @@ def test_weights_are_stored_once_with_the_graph(exported, role):
     assert b"/site-packages/" not in text and b"dsbd_export" not in text  # of this machine
     size = (exported.config.output / role / "model.onnx.data").stat().st_size
     assert 4 * num_parameters * 0.99 < size < 4 * num_parameters * 1.05 + 16 * 4096
-
-
-def test_sliding_layers_read_the_sliding_mask(exported_others):
-    graph = exported_others.graph("target")
-    masks = [node.input[3] for node in graph.node if node.op_type == "Attention"]
-    assert masks == ["attention_mask", "attention_mask_sliding"]
-    assert list(tensors(graph.input))[2:4] == masks
-    graph = exported_others.graph("draft")
-    assert "attention_mask" not in tensors(graph.input)
-    assert tensors(graph.input)["attention_mask_sliding"] == (BOOL, [1, 1, "S", "C"])
 
 
 CAPACITY = 16
@@ -184,16 +173,6 @@ def test_logit_rows_choose_and_order_the_rows(exported):
     np.testing.assert_allclose(some, every[[3, 1, 1]], atol=1e-5)
 
 
-def test_the_prune_graph_moves_rows(exported):
-    caches = new_caches()
-    before = {name: cache.copy() for name, cache in caches.items()}
-    run(session_of(exported, "prune.onnx"), MOVES, caches, in_place=True)
-    for name, cache in caches.items():
-        wanted = before[name].copy()
-        wanted[:, :, 3:7] = before[name][:, :, [9, 3, 12, 4]]
-        np.testing.assert_array_equal(cache, wanted)
-
-
 @pytest.mark.parametrize("file", ["model.onnx", "prune.onnx"])
 def test_bound_to_one_buffer_the_caches_are_not_copied(exported, capfd, file):
     """ONNX Runtime warns when a scatter has to copy its cache: the proof that it does not here."""
@@ -203,3 +182,100 @@ def test_bound_to_one_buffer_the_caches_are_not_copied(exported, capfd, file):
     assert NOT_IN_PLACE in capfd.readouterr().err
     run(session, inputs, new_caches(), in_place=True)
     assert NOT_IN_PLACE not in capfd.readouterr().err
+
+
+FUSED_NORM = "SkipSimplifiedLayerNormalization"
+
+
+@pytest.fixture(scope="module")
+def for_cuda(exported, captures, tmp_path_factory):
+    output = tmp_path_factory.mktemp("cuda") / "bundle"
+    return export(replace(exported.config, output=output, form="cuda"), captures)
+
+
+def operators(exported: Exported, role: str) -> Counter[str]:
+    return Counter(node.op_type for node in exported.graph(role).node)
+
+
+@pytest.mark.parametrize(("role", "num_layers"), [("target", 2), ("draft", 1)])
+def test_a_layer_has_fewer_nodes(for_cuda, exported, role, num_layers):
+    """The first norm has no sum before it; a layer ends in two, the last one before the head."""
+    found, before = operators(for_cuda, role), operators(exported, role)
+    assert (found[FUSED_NORM], found["RMSNormalization"]) == (2 * num_layers, 1)
+    assert before["Add"] == 2 * num_layers and found["Add"] == 0
+    assert found["Transpose"] == before["Transpose"] == 4 * num_layers  # heads, there and back
+    assert found["Split"] == before["Split"] and found["Where"] == 1
+    assert f"{role}: {2 * num_layers} norms take their sums, 1 masks are added" in for_cuda.report
+
+
+def test_layers_share_the_numbers_of_a_mask(for_cuda):
+    nodes = for_cuda.graph("target").node
+    [added] = [node.output[0] for node in nodes if node.op_type == "Where"]
+    assert [node.input[3] for node in nodes if node.op_type == "Attention"] == [added, added]
+
+
+CASES = [  # (family, options, operators of which some stay)
+    # Heads are normed between the split and the transposition.
+    ("qwen3", {"dtype": "fp16"}, {FUSED_NORM: 4, "RMSNormalization": 5, "Split": 4}),
+    # Norms in fp32 between casts, and one after attention and MLP: no sum before it.
+    ("gemma2", {"dtype": "fp16"}, {FUSED_NORM: 0, "RMSNormalization": 9}),
+    ("llama", {"quantize": "int4", "dtype": "fp16"}, {FUSED_NORM: 4, "MatMulNBits": 9}),
+    ("llama", {"attention": "grouped"}, {FUSED_NORM: 4, "Where": 1, "Tile": 1}),
+    ("gpt2", {}, {FUSED_NORM: 0}),
+]
+
+
+@pytest.mark.parametrize(("family", "options", "wanted"), CASES)
+def test_families_and_precisions_pass_the_gate(family, options, wanted, captures, tmp_path):
+    folder = write_family_checkpoint(family, tmp_path / "checkpoint")
+    *_, model = export_alone(folder, tmp_path, captures, form="cuda", **options)
+    found = Counter(node.op_type for node in model.graph.node)
+    assert {op_type: found[op_type] for op_type in wanted} == wanted
+
+
+MASKS = {
+    "target": ["attention_mask", "attention_mask_sliding"],
+    "draft": ["attention_mask_sliding"],
+}
+
+
+@pytest.fixture(scope="module")
+def grouped(exported_others, captures, tmp_path_factory):
+    output = tmp_path_factory.mktemp("grouped") / "bundle"
+    return export(replace(exported_others.config, output=output, attention="grouped"), captures)
+
+
+def test_every_node_attends_over_key_heads_and_layers_share_a_mask(grouped):
+    for role, masks in MASKS.items():
+        model = ir.load(grouped.config.output / role / "model.onnx")
+        repeats = {node.outputs[0]: node for node in model.graph if node.op_type == "Tile"}
+        # Masks are repeated as numbers: CUDA has no Tile of bool.
+        added = [node.inputs[0].producer() for node in repeats.values()]
+        assert sorted(node.inputs[0].name for node in added) == masks
+        for node in added:
+            assert node.op_type == "Where"
+            numbers = [value.const_value.numpy().item() for value in node.inputs[1:]]
+            assert numbers == [0, HIDDEN]
+        for node in model.graph:
+            if node.op_type == "Attention":
+                assert node.inputs[0].producer().op_type == "Reshape"
+                assert node.inputs[3] in repeats
+        assert not lint_for_tensorrt(model)
+        assert f"{role}: {len(masks)} attention nodes grouped" in grouped.report
+
+
+@pytest.mark.parametrize("form", [("for_cuda", "exported"), ("grouped", "exported_others")])
+def test_contract_and_logits_are_those_of_the_portable_form(form, request):
+    """A prefix of 11 rows, which crosses the window of 8, then a tree of five nodes."""
+    bundles = [*map(request.getfixturevalue, form)]
+    prefix, tree = prefix_and_tree()
+    for role in ("target", "draft"):
+        graph, portable = (bundle.graph(role) for bundle in bundles)
+        assert (graph.input, graph.output) == (portable.input, portable.output)
+        logits = []
+        for bundle in bundles:
+            assert bundle.result.manifest.target.parity.max_abs_error < 5e-5
+            with load_causal_lm(open_bundle(bundle.config.output), role) as model:
+                logits.append(np.concatenate([logits_of(model, *prefix), logits_of(model, *tree)]))
+        np.testing.assert_allclose(*logits, atol=2e-5)
+        assert np.ptp(logits[1]) > 0.1
