@@ -14,15 +14,18 @@ from numpy.typing import NDArray
 from transformers import LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
 from dsbd_export.checkpoints.checkpoint import Checkpoint
+from dsbd_export.checkpoints.model_loading import load_model
 from dsbd_export.config import ExportConfig
 from dsbd_export.model_source import SourceOf
 from dsbd_export.opening import open_checkpoint, source_of
+from dsbd_export.parity_cases import Reference
 from dsbd_export.pipeline import ExportResult, export_bundle
 from dsbd_export.progress import silent
 from dsbd_export.tokenizers.tokenizer_files import write_tokenizer_files
 from dsbd_runtime.text.tokenizer import Tokenizer
 from scripts.family_checkpoints import VOCAB_SIZE, write_checkpoint
 from scripts.shared_captures import SharedCaptures
+from tests.export.gate import exported_target, references
 from tests.made_once import made_once
 
 SIZES = {
@@ -106,6 +109,18 @@ def alone(tmp_path_factory: pytest.TempPathFactory, llama_folder: Path) -> Path:
         return output
 
     return made_once(tmp_path_factory, "alone", make)
+
+
+@pytest.fixture(scope="session")
+def checkpoint(exported: Exported) -> Checkpoint:
+    """The target of ``exported``, with its caches."""
+    return exported_target(exported.config, exported.config.output)
+
+
+@pytest.fixture(scope="session")
+def wanted(checkpoint: Checkpoint) -> list[Reference]:
+    """All forests of the gate, with the logits of that checkpoint."""
+    return references(load_model(checkpoint), checkpoint)
 
 
 def export(config: ExportConfig, source_of: SourceOf) -> Exported:

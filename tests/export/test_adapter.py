@@ -1,7 +1,9 @@
-"""Adapters are merged as peft merges them, and what is no change of weights is refused."""
+"""Adapters are merged as peft merges them; what is damaged or no change of weights is refused."""
 
+import pickle
 import re
 import shutil
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -11,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from peft import IA3Config, LoHaConfig, PeftConfig, PeftModel, PromptTuningConfig
+from peft import IA3Config, LoHaConfig, PeftModel, PromptTuningConfig
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaConfig
 
@@ -36,6 +38,7 @@ from tests.export.adapters import (
 )
 from tests.export.conftest import SIZES, edit_json, written_tokenizer
 
+WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 logits = partial(logits_of, prompt=torch.arange(4, 20)[None])
 
 
@@ -48,6 +51,7 @@ def merged_by_peft(base: Path, adapter: Path) -> Any:
 KINDS = {
     "lora": lora(),
     "rslora": lora(use_rslora=True, lora_alpha=7),
+    "a pattern of names": lora(target_modules=r".*\.[qv]_proj"),
     "patterns": lora(rank_pattern={"q_proj": 2}, alpha_pattern={"v_proj": 3}),
     "dora": lora(use_dora=True, use_rslora=True),
     "saved-modules": lora(modules_to_save=["lm_head", "embed_tokens"]),
@@ -144,57 +148,110 @@ def test_tokens_that_were_added_in_training_are_the_models(small_llama_folder, t
     )
 
 
-WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
+def with_settings(**settings: Any) -> Callable[[Path], object]:
+    return lambda folder: edit_json(folder / CONFIG, **settings)
 
 
-REFUSED: list[tuple[PeftConfig, Callable[[Path], object], str]] = [
-    (
-        lora(),
+def cut(folder: Path) -> None:
+    file = folder / WEIGHTS
+    file.write_bytes(file.read_bytes()[:-50])
+
+
+def as_bin(content: object, save: Callable[..., object]) -> Callable[[Path], object]:
+    def change(folder: Path) -> None:
+        (folder / WEIGHTS).unlink()
+        with (folder / "adapter_model.bin").open("wb") as file:
+            save(content, file)
+
+    return change
+
+
+def with_nan(folder: Path) -> None:
+    weights = load_file(folder / WEIGHTS)
+    weights[min(weights)][0, 0] = torch.nan
+    save_file(weights, folder / WEIGHTS)
+
+
+def written(name: str, content: bytes) -> Callable[[Path], object]:
+    return lambda folder: (folder / name).write_bytes(content)
+
+
+DEEP = b'{"peft_type": "LORA", "x": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+TASKS = ("SEQ_CLS", "TOKEN_CLS", "QUESTION_ANS", "FEATURE_EXTRACTION")
+REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
+    "no folder": (shutil.rmtree, "no adapter at .*: no such folder"),
+    "no weights' file": (
         lambda f: (f / WEIGHTS).unlink(),
         f"has no {WEIGHTS} or adapter_model.bin",
     ),
-    (lora(), lambda f: (f / CONFIG).unlink(), "has no adapter_config.json"),
-    (
-        lora(),
-        lambda f: edit_json(f / CONFIG, peft_type="NEW"),
-        "NEW, which peft does not know",
-    ),
-    (lora(), lambda f: edit_json(f / CONFIG, turns=3), "sets turns = 3, which the installed peft"),
-    *(
-        (
-            lora(),
-            lambda f, task=task: edit_json(f / CONFIG, task_type=task),
-            f"trained for the task {task}",
-        )
-        for task in ("SEQ_CLS", "TOKEN_CLS", "QUESTION_ANS", "FEATURE_EXTRACTION")
-    ),
-    (
-        PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2),
-        lambda f: None,
+    "no config": (lambda f: (f / CONFIG).unlink(), "has no adapter_config.json"),
+    "a new kind": (with_settings(peft_type="NEW"), "NEW, which peft does not know"),
+    "a new setting": (with_settings(turns=3), "sets turns = 3, which the installed peft"),
+    **{task: (with_settings(task_type=task), f"trained for the task {task}") for task in TASKS},
+    "cut weights": (cut, f"{WEIGHTS} of the adapter at .* cannot be read"),
+    "no bytes": (written(WEIGHTS, b""), "cannot be read"),
+    "other bytes": (written(WEIGHTS, b"x" * 99), "cannot be read"),
+    "a long header": (written(WEIGHTS, b"\xff" * 7 + b"\x00{}"), "cannot be read"),
+    "numbers that are none": (with_nan, "has values that are not finite"),
+    "a pickle of code": (as_bin(print, pickle.dump), r"adapter_model\.bin of .* cannot be read"),
+    "a list": (as_bin([torch.zeros(2)], torch.save), "it has no weights by their names"),
+    "no weights": (as_bin({}, torch.save), "has no weights"),
+    "a config in bytes": (written(CONFIG, b"\x80\x81"), f"{CONFIG} of .* is no JSON object"),
+    "a list as config": (written(CONFIG, b"[]"), f"{CONFIG} of .* is no JSON object"),
+    "a deep config": (written(CONFIG, DEEP), f"{CONFIG} of .* is no JSON object"),
+    "a numeric base": (with_settings(base_model_name_or_path=7), "= 7, expected the name of a"),
+    "a rank of text": (with_settings(r="4"), "sets r = '4', expected a number from 0 on"),
+    "numeric modules": (with_settings(target_modules=[3]), r"= \[3\], expected names of modules"),
+    "a list of ranks": (with_settings(rank_pattern=["q"]), "expected numbers by names of modules"),
+    "a huge rank": (with_settings(r=10**9), "sets r = 1000000000, expected numbers up to 256"),
+    "a huge rank of some": (with_settings(rank_pattern={"q_proj": 10**8}), "expected numbers up"),
+    "many layers": (with_settings(layer_replication=[[0, 10**9]]), "numbers up to 6"),
+    "no object": (with_settings(runtime_config=3), f"{CONFIG} of .* cannot be read"),
+    "a prompt": (
+        str,
         "PROMPT_TUNING, which adds rows to a prompt or cache and so cannot be merged",
     ),
+}
+PROMPT = PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_what_no_merge_can_do_is_seen_before_a_model_is_loaded(kind, small_llama_folder, tmp_path):
+    change, words = REFUSED[kind]
+    config = PROMPT if kind == "a prompt" else lora()
+    adapter = write_adapter(small_llama_folder, tmp_path / "adapter", config)
+    change(adapter)
+    with pytest.raises(ExportError, match=words) as caught:
+        opened_with(small_llama_folder, adapter)
+    assert "\n" not in str(caught.value)
+
+
+ENDLESS = r"(\w+\.?)+[qv]_proj"
+PATTERNS: list[dict[str, Any]] = [
+    {"target_modules": ENDLESS},
+    {"exclude_modules": ENDLESS},
+    {"modules_to_save": [ENDLESS]},
+    {"rank_pattern": {ENDLESS: 4}},
+    {"layers_to_transform": [0], "layers_pattern": ENDLESS},
 ]
 
 
-@pytest.mark.parametrize(("config", "change", "words"), REFUSED)
-def test_what_no_merge_can_do_is_refused_unread(
-    small_llama_folder, tmp_path, config, change, words
-):
-    adapter = write_adapter(small_llama_folder, tmp_path, config)
-    change(adapter)
-    with pytest.raises(ExportError, match=words):
+@pytest.mark.parametrize("settings", PATTERNS, ids=lambda each: "".join(list(each)[-1:]))
+def test_patterns_that_do_not_end_are_refused(settings, small_llama_folder, tmp_path, monkeypatch):
+    monkeypatch.setattr("dsbd_export.checkpoints.adapter_files._SECONDS", 0.5)
+    adapter = write_adapter(small_llama_folder, tmp_path, lora())
+    with_settings(**settings)(adapter)
+    start, words = time.monotonic(), f"such as {ENDLESS!r}, that take more than 0.5 s to match"
+    with pytest.raises(ExportError, match=re.escape(words)):
         opened_with(small_llama_folder, adapter)
+    assert time.monotonic() - start < 5
 
 
 UNFIT = [  # (base of the training, adapter, words)
     ({}, lora(alora_invocation_tokens=[3], task_type="CAUSAL_LM"), "cannot be merged into weights"),
     ({}, lora(layer_replication=[[0, 1], [0, 1]]), "is more than a change of weights"),
     ({"num_hidden_layers": 2}, lora(), "has unknown weight base_model.model.model.layers.1."),
-    (
-        {"vocab_size": 310},
-        lora(modules_to_save=["embed_tokens"]),
-        "no rows of the head for 10 of the 10 added ones",
-    ),
+    ({"vocab_size": 310}, lora(modules_to_save=["embed_tokens"]), "of the head for 10 of the 10 a"),
 ]
 
 
@@ -210,11 +267,6 @@ def test_the_drafts_adapter_is_the_drafts_alone(llama_folder, small_llama_folder
     target, draft = open_pair(ExportConfig(target=str(llama_folder), output=Path("o"), **options))
     assert (target.adapter, draft and draft.adapter and draft.adapter.folder) == (None, adapter)
     assert open_draft(DraftConfig(bundle=Path("b"), **options)).adapter == draft.adapter
-
-
-def test_an_adapter_that_is_not_there(small_llama_folder):
-    with pytest.raises(ExportError, match="no adapter at /no/such: no such folder"):
-        opened_with(small_llama_folder, Path("/no/such"))
 
 
 def test_another_base_is_reported(small_llama_folder, tmp_path):

@@ -1,8 +1,12 @@
-"""Files of a checkpoint: which are used, in which precision, and what is missing or wrong."""
+"""Files of a checkpoint: which are used, in which precision, what is missing or wrong; hub ids."""
 
 import json
+import os
 import re
 import shutil
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -45,14 +49,6 @@ def test_a_folder_that_is_not_there(source):
         pair_of(source)
 
 
-def test_a_folder_without_config_or_with_none_that_is_json(tmp_path):
-    with pytest.raises(ExportError, match=r"the target at .* has no config\.json"):
-        pair_of(tmp_path)
-    (tmp_path / "config.json").write_text("{")
-    with pytest.raises(ExportError, match=r"config of the target at .* cannot be read"):
-        pair_of(tmp_path)
-
-
 def test_a_revision_of_a_folder_has_no_meaning(llama_folder):
     with pytest.raises(ExportError, match="revision='main' has no meaning"):
         pair_of(llama_folder, revision="main")
@@ -82,7 +78,34 @@ def test_end_tokens(llama_folder, tmp_path, in_config, in_generation, wanted):
     assert pair_of(tmp_path / "checkpoint")[0].eos_token_ids == wanted
 
 
+def written(file: str, content: str) -> Callable[[Path], object]:
+    return lambda folder: (folder / file).write_text(content)
+
+
+def with_weights(change: Callable[[dict[str, torch.Tensor]], object]) -> Callable[[Path], object]:
+    def edit(folder: Path) -> None:
+        weights = load_file(folder / "model.safetensors")
+        change(weights)
+        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+    return edit
+
+
+def indexed(index: str) -> Callable[[Path], object]:
+    """An index instead of the weights."""
+
+    def change(folder: Path) -> None:
+        (folder / "model.safetensors.index.json").write_text(index)
+        (folder / "model.safetensors").unlink()
+
+    return change
+
+
 DEEP = "[" * 100_000 + "]" * 100_000
+UP_PROJ, COPY = (
+    "model.layers.1.mlp.up_proj.weight",
+    {"_orig_mod.model.norm.weight": torch.zeros(48)},
+)
 WRONG_GENERATION = [  # (content of generation_config.json, words)
     ("[]", r"generation_config\.json has a list, expected an object"),
     ("{", r"generation_config\.json cannot be read as JSON"),
@@ -91,41 +114,31 @@ WRONG_GENERATION = [  # (content of generation_config.json, words)
     ('{"eos_token_id": [1, "2"]}', r"has eos_token_id \[1, '2'\], expected a token id or a list"),
     ('{"eos_token_id": {"a": 1}}', r"has eos_token_id \{'a': 1\}, expected a token id or a list"),
     ('{"eos_token_id": true}', "has eos_token_id True, expected a token id"),
-    (
-        '{"eos_token_id": [1, 300]}',
-        "has eos_token_id 300, expected a token of its vocabulary, 0 to",
-    ),
+    ('{"eos_token_id": [1, 300]}', "has eos_token_id 300, expected a token of its vocabulary, 0"),
     ('{"bos_token_id": "0"}', "has bos_token_id '0', expected a token id; change it in"),
     ('{"bos_token_id": -1}', "has bos_token_id -1, expected a token of its vocabulary"),
 ]
-
-
-@pytest.mark.parametrize(("content", "words"), WRONG_GENERATION, ids=range(len(WRONG_GENERATION)))
-def test_a_wrong_generation_config_is_refused_at_once(llama_folder, tmp_path, content, words):
-    folder = shutil.copytree(llama_folder, tmp_path / "checkpoint")
-    (folder / "generation_config.json").write_text(content)
-    with pytest.raises(ExportError, match=words):
-        pair_of(folder)
-
-
-WRONG_FILES = [  # (file, content, words)
-    ("config.json", '{"x": ' + DEEP + "}", "config of the target at .* cannot be read: Recursion"),
-    ("config.json", "[]", "config of the target at .* cannot be read"),
-    ("tokenizer.json", DEEP, r"tokenizer\.json is invalid JSON"),
-    ("tokenizer_config.json", DEEP, "cannot load the tokenizer of the target"),
-    ("model.safetensors.index.json", DEEP, r"index\.json cannot be read as JSON"),
-    ("model.safetensors.index.json", '{"weight_map": [3]}', "no weight_map from weights to files"),
+WRONG: list[tuple[Callable[[Path], object], str]] = [
+    (lambda f: (f / "config.json").unlink(), r"the target at .* has no config\.json"),
+    (written("config.json", "{"), r"config of the target at .* cannot be read"),
+    (written("config.json", '{"x": ' + DEEP + "}"), "config of .* cannot be read: Recursion"),
+    (written("config.json", "[]"), "config of the target at .* cannot be read"),
+    (written("tokenizer.json", DEEP), r"tokenizer\.json is invalid JSON"),
+    (written("tokenizer_config.json", DEEP), "cannot load the tokenizer of the target"),
+    (indexed(DEEP), r"index\.json cannot be read as JSON"),
+    (indexed('{"weight_map": [3]}'), "no weight_map from weights to files"),
+    (with_weights(lambda w: w.pop(UP_PROJ)), r"lacks 1 weights, the first is .*up_proj"),
+    (with_weights(lambda w: w.update(COPY)), r"has .*norm\.weight, which are one weight"),
+    *((written("generation_config.json", content), words) for content, words in WRONG_GENERATION),
 ]
 
 
-@pytest.mark.parametrize(("file", "content", "words"), WRONG_FILES, ids=range(len(WRONG_FILES)))
-def test_files_that_are_no_objects_are_refused(llama_folder, tmp_path, file, content, words):
-    folder = shutil.copytree(llama_folder, tmp_path / "checkpoint")
-    (folder / file).write_text(content)
-    if "index" in file:
-        (folder / "model.safetensors").unlink()
+@pytest.mark.parametrize(("change", "words"), WRONG, ids=range(len(WRONG)))
+def test_what_is_missing_or_wrong_is_named(llama_folder, tmp_path, change, words):
+    folder = Path(shutil.copytree(llama_folder, tmp_path / "checkpoint"))
+    change(folder)
     with pytest.raises(ExportError, match=words):
-        target = pair_of(folder)[0]
+        target, _ = pair_of(folder)
         load_tokenizer(target)
         load_model(target)
 
@@ -139,17 +152,6 @@ def test_default_ids_of_a_class_are_none_of_a_small_vocabulary(tmp_path):
     (folder / "generation_config.json").write_text('{"eos_token_id": 300}')
     with pytest.raises(ExportError, match="eos_token_id 300, expected a token of its vocabulary"):
         pair_of(folder)
-
-
-def test_a_missing_weight_is_not_made_up(llama_folder, tmp_path):
-    shutil.copytree(llama_folder, tmp_path / "checkpoint")
-    file = tmp_path / "checkpoint" / "model.safetensors"
-    weights = load_file(file)
-    del weights["model.layers.1.mlp.up_proj.weight"]
-    save_file(weights, file, metadata={"format": "pt"})
-    target, _ = pair_of(tmp_path / "checkpoint")
-    with pytest.raises(ExportError, match=r"lacks 1 weights, the first is .*up_proj"):
-        load_model(target)
 
 
 MIXED = ["sliding_attention", "full_attention"]
@@ -233,18 +235,6 @@ def test_weights_are_read_not_mapped(llama_folder):
     assert torch.equal(weight, load_file(llama_folder / "model.safetensors")["model.norm.weight"])
 
 
-def test_old_weights_load_too(llama_folder, tmp_path):
-    folder = tmp_path / "checkpoint"
-    shutil.copytree(llama_folder, folder)
-    weights = load_file(folder / "model.safetensors")
-    (folder / "model.safetensors").unlink()
-    torch.save(weights, folder / "pytorch_model.bin")
-    assert stored_dtype(folder) is None
-    assert reference_dtype(opened(folder), "fp16") == "fp32"
-    loaded = load_model(opened(folder)).state_dict()
-    assert torch.equal(loaded["model.norm.weight"], weights["model.norm.weight"].float())
-
-
 WRAPPED = [  # (in a name, instead): as training frameworks write them
     ("", ""),
     ("^", "_orig_mod."),
@@ -268,17 +258,10 @@ def test_names_that_training_wraps_are_those_of_the_model(
         torch.save(renamed, folder / "pytorch_model.bin")
     else:
         save_file(renamed, folder / "model.safetensors", metadata={"format": "pt"})
+    assert stored_dtype(folder) == (None if is_old else "fp16")
+    assert reference_dtype(opened(folder), "fp16") == ("fp32" if is_old else "fp16")
     loaded = load_model(opened(folder)).state_dict()
     assert all(torch.equal(loaded[name], weight.float()) for name, weight in weights.items())
-
-
-def test_a_weight_under_two_names_is_named(llama_folder, tmp_path):
-    folder = shutil.copytree(llama_folder, tmp_path / "checkpoint")
-    weights = load_file(folder / "model.safetensors")
-    weights["_orig_mod.model.norm.weight"] = torch.zeros(48)
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(ExportError, match=r"has .*norm\.weight, which are one weight"):
-        load_model(opened(folder))
 
 
 def test_a_shard_that_is_missing(llama_folder, tmp_path):
@@ -312,3 +295,72 @@ def test_a_weight_beyond_the_range_is_named():
     with pytest.raises(ExportError, match=r"model\.norm\.weight holds 1e\+06.*fp16 \(up to 6"):
         convert_weights(model, "fp16")
     convert_weights(model, "bf16")
+
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+OPEN_PAIR = """
+import sys
+from pathlib import Path
+from dsbd_export.opening import open_pair
+from dsbd_export.config import ExportConfig
+from dsbd_export.errors import ExportError
+
+for revision in (None, "v1", "v2"):
+    try:
+        options = {"target": "someone/tiny", "draft": "someone/tiny", "output": Path("out")}
+        target, _ = open_pair(ExportConfig(**options, revision=revision))
+        print(target.folder.name, target.family)
+    except ExportError as error:
+        print(error)
+"""
+
+
+@pytest.fixture
+def hub_cache(llama_folder, tmp_path):
+    """A cache as huggingface_hub lays it out, holding someone/tiny at "main" and "v1"."""
+    repository = tmp_path / "hub" / "models--someone--tiny"
+    shutil.copytree(llama_folder, repository / "snapshots" / COMMIT)
+    (repository / "refs").mkdir()
+    for name in ("main", "v1"):
+        (repository / "refs" / name).write_text(COMMIT)
+    return tmp_path / "hub"
+
+
+def test_a_hub_id_is_found_in_the_cache_without_network(hub_cache):
+    environment = {
+        **os.environ,
+        "HF_HUB_CACHE": str(hub_cache),
+        "HF_HUB_OFFLINE": "1",  # read when huggingface_hub is imported, hence the new process
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", OPEN_PAIR], env=environment, capture_output=True, text=True
+    )
+    newest, tagged, missing = done.stdout.splitlines()
+    assert newest == tagged == f"{COMMIT} llama"
+    words = "someone/tiny is no local folder and cannot be downloaded from the hub"
+    assert missing.startswith(words)
+
+
+@pytest.fixture
+def checkpoint_with_code(llama_folder, tmp_path):
+    """A family of its own, whose code leaves a trace when it runs."""
+    folder = shutil.copytree(llama_folder, tmp_path / "with_code")
+    auto_map = {"AutoConfig": "own_code.OwnConfig", "AutoModelForCausalLM": "own_code.OwnModel"}
+    edit_json(folder / "config.json", model_type="own_family", auto_map=auto_map)
+    (folder / "own_code.py").write_text(
+        f"open({str(tmp_path / 'trace')!r}, 'w').close()\n"
+        "from transformers import LlamaConfig, LlamaForCausalLM\n"
+        "class OwnConfig(LlamaConfig):\n    model_type = 'own_family'\n"
+        "class OwnModel(LlamaForCausalLM):\n    config_class = OwnConfig\n"
+    )
+    return folder
+
+
+def test_code_of_a_checkpoint_runs_only_when_it_is_trusted(checkpoint_with_code, tmp_path):
+    with pytest.raises(ExportError, match=r"cannot be read.*trust_remote_code"):
+        opened(checkpoint_with_code)
+    assert not (tmp_path / "trace").exists()
+    checkpoint = opened(checkpoint_with_code, trust_remote_code=True)
+    assert (checkpoint.family, checkpoint.vocab_size) == ("own_family", 300)
+    assert (tmp_path / "trace").exists()

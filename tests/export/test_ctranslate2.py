@@ -27,8 +27,6 @@ from dsbd_export.config import ExportConfig
 from dsbd_export.encoder_decoder.checkpoint import with_languages
 from dsbd_export.errors import ExportError
 from dsbd_export.opening import open_pair
-from dsbd_export.pipeline import export_bundle
-from dsbd_export.progress import silent
 from scripts.speech_checkpoint import TOKENS
 from tests.encoder_decoder_pair import LANGUAGES
 from tests.export.conftest import edit_json, opened, written_tokenizer
@@ -46,6 +44,7 @@ from tests.export.ctranslate2_folders import (
     write_folder,
 )
 from tests.export.test_marian_tokenizer import SOURCES
+from tests.exports import export_quietly
 from tests.made_once import made_once
 
 ERRORS = {"float32": 0, "float16": 5e-4, "bfloat16": 4e-3, "int8": 4e-3, "int16": 6e-4}
@@ -178,13 +177,12 @@ def test_its_own_files_are_deleted_with_the_checkpoint(write):
 @pytest.mark.long
 def test_a_translation_is_that_of_transformers(write, checkpoints, tmp_path, captures):
     folder = write("marian", "int8")
-    config = ExportConfig(target=str(folder), output=tmp_path / "bundle")
-    export_bundle(config, report=silent, source_of=captures)
+    bundle = export_quietly(captures, tmp_path / "bundle", folder)
     with quiet_libraries():
         tokenizer = MarianTokenizer.from_pretrained(checkpoints["marian"])
     model = load_model(opened(folder))  # dequantized
     options = {"max_new_tokens": 12, "bad_words_ids": [[model.config.pad_token_id]]}
-    with dsbd_ort.Pipeline.from_bundle(config.output, num_threads=1) as pipe:
+    with dsbd_ort.Pipeline.from_bundle(bundle, num_threads=1) as pipe:
         for num_beams in (1, 4):
             for text in SOURCES:
                 inputs = tokenizer(text, return_tensors="pt")

@@ -8,16 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from transformers import GPT2Config, PhiConfig
 
-from dsbd_export.checkpoints.model_loading import load_model
 from dsbd_export.config import DraftConfig, ExportConfig
 from dsbd_export.draft_export import export_draft
 from dsbd_export.errors import ExportError
 from dsbd_export.model_source import SourceOf
-from dsbd_export.opening import open_draft, source_of
-from dsbd_export.pair import agreed_draft, resize_vocabulary
+from dsbd_export.opening import source_of
 from dsbd_export.pipeline import export_bundle
 from dsbd_export.progress import silent
 from dsbd_export.tensorrt.tensorrt_build import add_engines
@@ -28,6 +25,7 @@ from dsbd_runtime.errors import BundleError
 from dsbd_runtime.tensorrt.trt_record import find_record
 from scripts.family_checkpoints import VOCAB_SIZE, write_checkpoint
 from tests.export.conftest import edit_json, export_process, swap_tokens
+from tests.exports import export_quietly
 from tests.runtime.bundle_edits import as_version_2, edited
 from tests.runtime.fake_trt import add_fake_engines
 
@@ -120,21 +118,6 @@ def test_a_vocabulary_of_another_padding_is_that_of_the_bundle(copy, tmp_path, k
     with Pipeline.from_bundle(copy) as pipeline:  # also after a token that the draft had not
         result = pipeline.generate([5, VOCAB_SIZE - 1], seed=0, max_new_tokens=6, draft_length=2)
     assert result.stats.num_draft_tokens > 0
-
-
-@pytest.mark.parametrize("kind", ["fewer, tied", "fewer, biased"])
-def test_more_rows_keep_the_logits_of_the_tokens(alone, tmp_path, kind):
-    folder = write_checkpoint(tmp_path / "draft", WIDTHS[kind])
-    options = DraftConfig(bundle=alone, draft=str(folder))
-    draft = agreed_draft(open_bundle(alone), open_draft(options), silent)
-    model = load_model(draft)
-    tokens = torch.arange(12)[None]
-    with torch.no_grad():
-        wanted = model(tokens).logits
-        resize_vocabulary(model, draft)
-        found = model(tokens).logits
-    torch.testing.assert_close(found[..., :290], wanted)
-    torch.testing.assert_close(found[..., 290:], wanted[..., -1:].expand(1, 12, 10))
 
 
 def refused(bundle, draft, captures, words, **options):
@@ -236,9 +219,7 @@ def test_engines_are_built_for_any_role(llama_folder, small_llama_folder, tmp_pa
 
 
 def test_a_quantized_target_gets_no_engines(llama_folder, small_llama_folder, tmp_path, captures):
-    config = ExportConfig(
-        target=str(llama_folder), output=tmp_path / "bundle", quantize="int8-dynamic", max_kl=1.0
-    )
-    export_bundle(config, report=silent, source_of=captures)
+    options = {"quantize": "int8-dynamic", "max_kl": 1.0}
+    bundle = export_quietly(captures, tmp_path / "bundle", llama_folder, **options)
     words = "the target is quantized .int8., which only ONNX Runtime runs"
-    refused(tmp_path / "bundle", small_llama_folder, captures, words, **RTX)
+    refused(bundle, small_llama_folder, captures, words, **RTX)

@@ -16,7 +16,7 @@ from dsbd_ort.requests.option_defaults import check_defaults
 from dsbd_runtime.bundle_files.bundle import open_bundle
 from dsbd_runtime.parts.attention.cache_entries import equal_caches
 from scripts.family_checkpoints import write_checkpoint
-from tests.export.conftest import edit_json, export_process, swap_tokens
+from tests.export.conftest import edit_json, export_process
 
 FILES = {
     f"{role}/{file}"
@@ -94,14 +94,6 @@ def test_a_failed_export_keeps_the_old_bundle(exported, tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"bundle", "target"}
 
 
-def test_a_pair_that_does_not_agree_leaves_nothing(llama_folder, tmp_path):
-    draft = shutil.copytree(llama_folder, tmp_path / "draft")
-    swap_tokens(draft, "def", "path")
-    with pytest.raises(ExportError, match="vocabularies differ"):
-        export_bundle(config_of(llama_folder, draft, tmp_path / "out"), report=silent)
-    assert not (tmp_path / "out").exists()
-
-
 def test_a_pair_of_two_families_with_vocabularies_of_different_size(tmp_path):
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     special = {"bos_token_id": 0, "pad_token_id": 0}
@@ -111,17 +103,13 @@ def test_a_pair_of_two_families_with_vocabularies_of_different_size(tmp_path):
         write_checkpoint(tmp_path / config.model_type, config) for config in (phi, gpt2)
     )
     lines: list[str] = []
-    config = config_of(target, draft, tmp_path / "out")
+    config = ExportConfig(target=str(target), draft=str(draft), output=tmp_path / "out")
     manifest = export_bundle(config, report=lines.append).manifest
     entries = (manifest.target, manifest.draft)
     assert [entry.family for entry in entries] == ["phi", "gpt2"]
     assert [(entry.vocab_size, entry.eos_token_ids) for entry in entries] == [(300, [1, 2])] * 2
     assert "draft: eos_token_ids is [1] in the checkpoint, [1, 2] here" in lines
     assert open_bundle(tmp_path / "out", verify=True).manifest == manifest
-
-
-def config_of(target, draft, output, **options):
-    return ExportConfig(target=str(target), draft=str(draft), output=output, **options)
 
 
 LIMIT = 50_000  # bytes; the weights of the tiny pair are larger

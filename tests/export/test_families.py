@@ -1,7 +1,9 @@
 """Every family of the table: one tiny random checkpoint, the whole parity gate."""
 
 from collections import Counter
+from pathlib import Path
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
@@ -21,6 +23,8 @@ from dsbd_export.gate.parity import MAX_ABS_ERROR, ParityLimit
 from dsbd_export.given_prompt.kinds import GIVEN_KINDS
 from dsbd_export.model_source import parts_of_engine
 from dsbd_export.parity_cases import forest_cases, reference_logits, text_case
+from dsbd_export.passes.webgpu_graph import use_webgpu_operators
+from dsbd_runtime.bundle_files.manifest import ModelEntry
 from dsbd_runtime.parts.attention.cache_entries import recurrent
 from scripts.family_checkpoints import (
     CONVOLUTIONAL,
@@ -35,6 +39,7 @@ from scripts.family_checkpoints import (
     write_family_checkpoint,
 )
 from scripts.family_matrix import PRECISIONS, Failure, build_engines_of, export_in
+from scripts.path_ways import PathEngine, Way
 from tests.export.conftest import opened
 from tests.export.gate import (
     check_parity,
@@ -43,7 +48,6 @@ from tests.export.gate import (
     references,
     rename_inputs,
 )
-from tests.export.webgpu_form import difference_of_forms
 
 KINDS = ["prefill", "decode", "tree"]
 NEAR = "attention_mask_sliding"
@@ -87,6 +91,28 @@ def num_attentions_to_one_head(graph: onnx.GraphProto) -> int:
     """Those whose key is their value: rows that are not expanded to keys and values."""
     attentions = [node for node in graph.node if node.op_type == "Attention"]
     return sum(node.input[1] == node.input[2] for node in attentions)
+
+
+NUM_TOKENS = 40  # beyond every sliding window
+
+
+def difference_of_forms(model_file: Path, entry: ModelEntry) -> float:
+    """Return the largest difference of a logit of the portable form and that for WebGPU.
+
+    The same path by both, on the CPU: a prompt in one call, and calls of a forest.
+    """
+    model, for_webgpu = ir.load(model_file), model_file.parent / "webgpu.onnx"
+    use_webgpu_operators(model, entry.context_length)
+    ir.save(model, for_webgpu, external_data="webgpu.onnx.data")
+    rng = np.random.default_rng(0)
+    token_ids = rng.integers(0, entry.vocab_size, NUM_TOKENS)
+    ways = [Way.plain(NUM_TOKENS), Way.drawn(NUM_TOKENS, rng)]
+    found = []
+    for file in (model_file, for_webgpu):
+        engine, same = PathEngine(file, entry), np.random.default_rng(1)
+        found.append(np.concatenate([engine.logits(token_ids, way, same) for way in ways]))
+    assert np.ptp(found[0]) > 0.1
+    return float(np.abs(found[0] - found[1]).max())
 
 
 TAKE_A_SHAPE = {"Reshape", "Expand", "ConstantOfShape"}

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dsbd_export.checkpoints.model_loading import load_model
-from dsbd_export.config import DraftConfig, ExportConfig
+from dsbd_export.config import DraftConfig
 from dsbd_export.draft_export import export_draft
 from dsbd_export.errors import ExportError
 from dsbd_export.feature_draft.model import load_feature_draft
@@ -19,13 +19,12 @@ from dsbd_export.gate.parity_engine import parity_engine
 from dsbd_export.gate.unwritten_bundle import unwritten_bundle
 from dsbd_export.parity_cases import TREE_PARENTS, ForestCase
 from dsbd_export.parts.features import default_layers
-from dsbd_export.pipeline import export_bundle, export_model
+from dsbd_export.pipeline import export_model
 from dsbd_export.progress import silent
 from dsbd_ort.pipeline import Pipeline
 from dsbd_runtime.bundle_files.bundle import open_bundle
 from dsbd_runtime.parts.feature.features import FeatureEntry
 from scripts.family_checkpoints import VOCAB_SIZE
-from tests.export.eagle3_reference import Reference
 from tests.export.feature_checkpoints import (
     HIDDEN,
     NUM_DRAFT,
@@ -37,6 +36,8 @@ from tests.export.feature_checkpoints import (
     write_library,
     written,
 )
+from tests.export.published_drafts import Eagle3
+from tests.exports import export_quietly
 
 FC_NORM = {"fc_norm": True}
 NO_EMBEDDING, NO_HEAD = ("embed_tokens.weight",), ("lm_head.weight",)
@@ -101,7 +102,7 @@ def published(name, targets, tmp_path):
     if config.get("tie_word_embeddings"):
         own = random_weights(VOCAB_SIZE, VOCAB_SIZE, WIDTH)
         shared["lm_head.weight"] = own["embed_tokens.weight"]
-    return options, target, draft, Reference(folder, VOCAB_SIZE, **shared)
+    return options, target, draft, Eagle3(folder, VOCAB_SIZE, **shared)
 
 
 def check_trees(logits_of, features_of, reference):
@@ -216,9 +217,8 @@ def test_default_layers():
 
 def test_it_is_exported_with_its_target_or_into_its_bundle(targets, captures, tmp_path):
     draft = written(tmp_path, write_library, {}, config={"norm_output": True})
-    pair = ExportConfig(target=str(targets["llama"]), draft=str(draft), output=tmp_path / "pair")
-    export_bundle(pair, report=silent, source_of=captures)
-    bundle = open_bundle(tmp_path / "pair", verify=True)
+    pair = export_quietly(captures, tmp_path / "pair", targets["llama"], draft)
+    bundle = open_bundle(pair, verify=True)
     target, entry = bundle.entry("target"), bundle.entry("draft")
     assert target.features == FeatureEntry(width=WIDTH, layers=[2, 3, 4])
     assert entry.features == FeatureEntry(width=WIDTH, own_width=HIDDEN)
@@ -234,35 +234,36 @@ def test_it_is_exported_with_its_target_or_into_its_bundle(targets, captures, tm
 
 def test_a_top_k_head_reads_the_draft_s_own_tokens(targets, captures, tmp_path):
     draft = written(tmp_path, write_library, {})
-    pair = ExportConfig(
-        target=str(targets["llama"]), draft=str(draft), output=tmp_path / "pair", logits="topk:8"
-    )
-    export_bundle(pair, report=silent, source_of=captures)
-    bundle = open_bundle(tmp_path / "pair", verify=True)
+    pair = export_quietly(captures, tmp_path / "pair", targets["llama"], draft, logits="topk:8")
+    bundle = open_bundle(pair, verify=True)
     assert (bundle.entry("target").full_logits, bundle.entry("draft").full_logits) == (True, False)
     graph = onnx.load(bundle.path / "draft" / "model.onnx", load_external_data=False).graph
     assert not {"ScatterElements", "GatherND"} & {node.op_type for node in graph.node}
     check_same_tokens(bundle.path, top_k=8)
 
 
-def test_a_feature_draft_takes_no_other_vocabulary(targets, tmp_path):
-    draft = str(written(tmp_path, write_library, {}))
-    pair = ExportConfig(
-        target=str(targets["llama"]), draft=draft, output=tmp_path / "pair", draft_vocab=64
-    )
+def test_a_feature_draft_takes_no_other_vocabulary(targets, captures, tmp_path):
+    draft = written(tmp_path, write_library, {})
     with pytest.raises(ExportError, match="draft_vocab=64 has no form for a feature draft"):
-        export_bundle(pair, report=silent)
+        export_quietly(captures, tmp_path / "pair", targets["llama"], draft, draft_vocab=64)
+
+
+SAMPLING = [  # (with drafts, without)
+    ({"strategy": "dsbd", "num_beams": 3}, {"strategy": "beam-sample", "num_beams": 3}),
+    ({"strategy": "speculative"}, {"strategy": "sample"}),
+]
+SEARCH = (
+    {"strategy": "speculative-beam-search", "num_beams": 3},
+    {"strategy": "beam-search", "num_beams": 3},
+)
 
 
 def check_same_tokens(bundle, **warping):
+    settings = {"max_new_tokens": 12, "seed": 1, **warping}
     with Pipeline.from_bundle(bundle, num_threads=1) as pipe:
-        for drafting, plain in (
-            ({"strategy": "dsbd", "num_beams": 2}, {"strategy": "beam-sample", "num_beams": 2}),
-            ({"strategy": "speculative"}, {"strategy": "sample"}),
-        ):
-            settings = {"max_new_tokens": 12, "seed": 1, **warping}
+        for drafting, plain in SAMPLING if warping else [*SAMPLING, SEARCH]:
             drafted = pipe.generate("def f1(", draft_length=3, **drafting, **settings)
             wanted = pipe.generate("def f1(", **plain, **settings)
-            ids = ([s.token_ids for s in each.sequences] for each in (drafted, wanted))
-            assert next(ids) == next(ids)
+            ids = [[each.token_ids for each in found.sequences] for found in (drafted, wanted)]
+            assert ids[0] == ids[1], drafting
             assert drafted.stats.num_draft_tokens > 0

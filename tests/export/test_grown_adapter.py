@@ -44,15 +44,11 @@ KINDS: dict[str, PeftConfig] = {
 
 
 @pytest.fixture(scope="module")
-def bases(tmp_path_factory):
+def bases(small_llama_folder, tmp_path_factory):
     """A checkpoint by whether its head is tied."""
-    folder = tmp_path_factory.mktemp("bases")
-    return {
-        tied: write_checkpoint(
-            folder / str(tied), LlamaConfig(**SIZES, num_hidden_layers=1, tie_word_embeddings=tied)
-        )
-        for tied in (False, True)
-    }
+    config = LlamaConfig(**SIZES, num_hidden_layers=1, tie_word_embeddings=True)
+    tied = write_checkpoint(tmp_path_factory.mktemp("tied"), config)
+    return {False: small_llama_folder, True: tied}
 
 
 def trained(base: Path, folder: Path, config: PeftConfig, **saving: Any) -> Any:

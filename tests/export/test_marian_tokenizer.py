@@ -12,14 +12,13 @@ from transformers import AutoModelForSeq2SeqLM, MarianTokenizer
 
 import dsbd_ort
 from dsbd_export.checkpoints.checkpoint import quiet_libraries
-from dsbd_export.config import ExportConfig
 from dsbd_export.errors import ExportError
-from dsbd_export.pipeline import export_bundle
 from dsbd_export.tokenizers.older_tokenizers import write_source_tokenizer
 from dsbd_runtime.errors import InputError
 from dsbd_runtime.text.tokenizer import Tokenizer
 from scripts.family_checkpoints import write_family_checkpoint
 from tests.export.conftest import edit_json
+from tests.exports import export_quietly
 from tests.made_once import made_once
 
 SOURCES = (
@@ -118,9 +117,8 @@ def exported(captures, tmp_path_factory):
     def make(folder: Path) -> Path:
         target = write_family_checkpoint("marian", folder / "marian")
         with_marian_files(target)
-        config = ExportConfig(target=str(target), output=folder / "bundle")
         with quiet_libraries():
-            export_bundle(config, report=lambda _: None, source_of=captures)
+            export_quietly(captures, folder / "bundle", target)
         return folder
 
     return made_once(tmp_path_factory, "marian-files", make)

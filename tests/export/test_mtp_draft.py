@@ -9,23 +9,23 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from dsbd_export.checkpoints.model_loading import load_model
-from dsbd_export.config import DraftConfig, ExportConfig, ModelOptions
+from dsbd_export.config import DraftConfig, ModelOptions
 from dsbd_export.errors import ExportError
 from dsbd_export.feature_draft.multi_token import MtpSource, read_mtp_draft
 from dsbd_export.feature_draft.source import feature_logits
 from dsbd_export.gate.parity_engine import parity_engine
 from dsbd_export.gate.unwritten_bundle import unwritten_bundle
 from dsbd_export.opening import kind_of, open_checkpoint, open_draft
-from dsbd_export.pipeline import export_bundle, export_model
+from dsbd_export.pipeline import export_model
 from dsbd_export.progress import silent
-from dsbd_ort.pipeline import Pipeline
 from dsbd_runtime.bundle_files.bundle import open_bundle
 from dsbd_runtime.parts.attention.attention_rows import ATTENTION_MASK, ATTENTION_MASK_SLIDING
 from dsbd_runtime.parts.feature.features import FeatureEntry
 from scripts.family_checkpoints import WINDOW, write_family_checkpoint
 from tests.export.mtp_checkpoints import FILE, LAYOUTS, with_head
-from tests.export.mtp_reference import Reference
-from tests.export.test_feature_draft import check_trees
+from tests.export.published_drafts import MtpHead
+from tests.export.test_feature_draft import check_same_tokens, check_trees
+from tests.exports import export_quietly
 
 HIDDEN = 64
 EXPORTED = ("qwen3_5", "deepseek_v3", "mimo_v2_flash")
@@ -58,7 +58,7 @@ def test_the_module_is_the_published_head(family, tmp_path):
     assert draft.sliding_window == (WINDOW if family.startswith("mimo") else None)
     module = MtpSource(draft).load("fp32", silent)
     logits_of = partial(feature_logits, module)
-    check_trees(logits_of, last_hidden_states(target), Reference(family, folder))
+    check_trees(logits_of, last_hidden_states(target), MtpHead(family, folder))
 
 
 def mask_of(family):
@@ -73,7 +73,7 @@ def test_the_graph_is_the_published_head(family, captures, tmp_path):
     entry = export_model(draft, tmp_path, options, silent, captures)
     assert entry.parity.max_abs_error < entry.parity.limit == 1e-4
     with parity_engine(unwritten_bundle(tmp_path, "draft", entry), "draft") as engine:
-        check_trees(engine.logits, last_hidden_states(target), Reference(family, folder))
+        check_trees(engine.logits, last_hidden_states(target), MtpHead(family, folder))
 
 
 @pytest.mark.parametrize(
@@ -81,29 +81,14 @@ def test_the_graph_is_the_published_head(family, captures, tmp_path):
 )
 def test_a_head_is_exported_with_its_target(family, is_tied, captures, tmp_path):
     folder = with_head(family, tmp_path / "target", num_files=2, is_tied=is_tied)
-    pair = ExportConfig(target=str(folder), draft="mtp", output=tmp_path / "pair", logits="topk:40")
-    export_bundle(pair, report=silent, source_of=captures)
-    bundle = open_bundle(tmp_path / "pair", verify=True)
+    pair = export_quietly(captures, tmp_path / "pair", folder, "mtp", logits="topk:40")
+    bundle = open_bundle(pair, verify=True)
     target, entry = bundle.entry("target"), bundle.entry("draft")
     assert target.features == FeatureEntry(width=HIDDEN, layers=[target.num_layers])
     assert entry.features == FeatureEntry(width=HIDDEN, own_width=HIDDEN)
     assert (entry.family, entry.num_layers, len(entry.caches)) == ("mtp", 1, 1)
     assert entry.vocab_size == target.vocab_size
-    with Pipeline.from_bundle(bundle.path, num_threads=1) as pipe:
-        for drafting, plain in (
-            ({"strategy": "dsbd", "num_beams": 3}, {"strategy": "beam-sample", "num_beams": 3}),
-            ({"strategy": "speculative"}, {"strategy": "sample"}),
-            (
-                {"strategy": "speculative-beam-search", "num_beams": 3},
-                {"strategy": "beam-search", "num_beams": 3},
-            ),
-        ):
-            settings = {"max_new_tokens": 12, "seed": 1}
-            drafted = pipe.generate("def f1(", draft_length=3, **drafting, **settings)
-            wanted = pipe.generate("def f1(", **plain, **settings)
-            ids = ([s.token_ids for s in each.sequences] for each in (drafted, wanted))
-            assert next(ids) == next(ids), drafting
-            assert drafted.stats.num_draft_tokens > 0
+    check_same_tokens(bundle.path)
 
 
 @pytest.mark.parametrize(
@@ -116,11 +101,8 @@ def test_a_head_is_exported_with_its_target(family, is_tied, captures, tmp_path)
 )
 def test_options_of_other_drafts(options, captures, tmp_path):
     folder = with_head("qwen3_5", tmp_path / "target")
-    pair = ExportConfig(
-        target=str(folder), draft="mtp", output=tmp_path / "pair", max_kl=1.0, **options
-    )
-    export_bundle(pair, report=silent, source_of=captures)
-    entry = open_bundle(tmp_path / "pair", verify=True).entry("draft")
+    pair = export_quietly(captures, tmp_path / "pair", folder, "mtp", max_kl=1.0, **options)
+    entry = open_bundle(pair, verify=True).entry("draft")
     form = options.get("draft_quantize", options.get("quantize"))
     assert (entry.dtype, entry.quantization) == (options.get("dtype", "fp32"), form)
     assert getattr(entry.parity, entry.parity.measure) <= entry.parity.limit
@@ -149,33 +131,34 @@ def test_what_a_head_lacks_is_named(tmp_path):
         MtpSource(opened(folder)[2]).load("fp32", silent)
 
 
-def refused(words, **options):
-    with pytest.raises(ExportError, match=words) as caught:
-        export_bundle(ExportConfig(draft="mtp", **options), report=silent)
-    assert "\n" not in str(caught.value)
-
-
-def test_a_checkpoint_without_a_head_is_refused(tmp_path):
-    folder = write_family_checkpoint("qwen3_5", tmp_path / "plain")
-    words = r"none of mtp\.fc\.weight, model\.layers\.3\.eh_proj\.weight, model\.mtp\.layers\.0\."
-    refused(words, target=str(folder), output=tmp_path / "bundle")
-
-
-def test_an_encoder_decoder_is_refused(tmp_path):
-    folder = write_family_checkpoint("t5", tmp_path / "t5")
-    refused("needs a decoder of transformers", target=str(folder), output=tmp_path / "bundle")
-
-
-def test_an_adapter_of_the_head_is_refused(tmp_path):
-    folder = with_head("qwen3_5", tmp_path / "target")
-    (adapter := tmp_path / "adapter").mkdir()
+def adapted(folder):
+    (adapter := folder / "adapter").mkdir()
     (adapter / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA"}))
-    refused(
-        "for which there are no adapters",
-        target=str(folder),
-        output=tmp_path / "bundle",
-        draft_adapter=str(adapter),
-    )
+    return {"draft_adapter": str(adapter)}
+
+
+REFUSED = {  # (function that writes a checkpoint, function of further options, words)
+    "no head": (
+        partial(write_family_checkpoint, "qwen3_5"),
+        lambda _: {},
+        r"none of mtp\.fc\.weight, model\.layers\.3\.eh_proj\.weight, model\.mtp\.layers\.0\.",
+    ),
+    "an encoder-decoder": (
+        partial(write_family_checkpoint, "t5"),
+        lambda _: {},
+        "needs a decoder of transformers",
+    ),
+    "an adapter": (partial(with_head, "qwen3_5"), adapted, "for which there are no adapters"),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_what_has_no_head_or_an_adapter_of_one_is_refused(kind, captures, tmp_path):
+    write, options, words = REFUSED[kind]
+    folder = write(tmp_path / "target")
+    with pytest.raises(ExportError, match=words) as caught:
+        export_quietly(captures, tmp_path / "bundle", folder, "mtp", **options(tmp_path))
+    assert "\n" not in str(caught.value)
 
 
 def test_a_bundle_has_no_head_to_add(tmp_path):

@@ -11,13 +11,12 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, PreTrainedTokenizerFast
 
 import dsbd_ort
-from dsbd_export.config import ExportConfig
 from dsbd_export.errors import ExportError
 from dsbd_export.parity_cases import num_drawn, text_case
-from dsbd_export.pipeline import export_bundle
 from dsbd_export.quantization.row_forms import calibration_case
 from scripts.family_checkpoints import write_checkpoint
 from tests.export.conftest import SIZES, opened, write_merges, written_tokenizer
+from tests.exports import export_quietly
 from tests.tokenizer_corpus import write_tokenizer
 
 ATOMS = r"\[[^\]]+\]|Br|Cl|[BCNOPSFIbcnops]|[()=#+\-./\\:~@?>*$%0-9]"
@@ -115,9 +114,8 @@ def test_texts_for_calibration_that_it_cannot_read_are_refused(tmp_path):
 @pytest.mark.long
 def test_an_exported_bundle(captures, tmp_path):
     source = write(tmp_path / "model", ALPHABETS["genes"])
-    config = ExportConfig(target=str(source), output=tmp_path / "bundle")
-    export_bundle(config, report=lambda _: None, source_of=captures)
-    with dsbd_ort.Pipeline.from_bundle(tmp_path / "bundle", num_threads=1) as pipe:
+    bundle = export_quietly(captures, tmp_path / "bundle", source)
+    with dsbd_ort.Pipeline.from_bundle(bundle, num_threads=1) as pipe:
         found = pipe.generate("GATTACA", max_new_tokens=6, num_beams=2).sequences[0]
         assert set(found.text) <= set("ACGT")
 

@@ -1,23 +1,29 @@
-"""Properties that target and draft must share, and those that the export makes equal."""
+"""Properties that target and draft must share or get, and how much they agree."""
 
 import json
 import shutil
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
-from transformers import GPT2Config, PhiConfig
+from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, PhiConfig
 
 from dsbd_export.checkpoints.model_loading import load_model
-from dsbd_export.config import ExportConfig
+from dsbd_export.config import DraftConfig, ExportConfig
+from dsbd_export.draft_export import export_draft
 from dsbd_export.errors import ExportError
+from dsbd_export.gate import agreement as measuring
 from dsbd_export.opening import open_pair
 from dsbd_export.pair import agreed_pair, context_warning, resize_vocabulary
+from dsbd_export.progress import silent
+from dsbd_runtime.bundle_files.bundle import open_bundle
 from scripts.family_checkpoints import VOCAB_SIZE, write_checkpoint
-from tests.export.conftest import edit_json
+from tests.export.conftest import SIZES, edit_json, opened
+from tests.exports import export_quietly
 
-SIZES = {"num_hidden_layers": 1, "num_attention_heads": 2, "hidden_size": 16, "n_inner": 24}
+SMALL = {"num_hidden_layers": 1, "num_attention_heads": 2, "hidden_size": 16, "n_inner": 24}
 SPECIAL = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 0}
 
 
@@ -73,22 +79,24 @@ def test_a_vocabulary_without_room_for_all_tokens(llama_folder, tmp_path):
         pair_of(llama_folder, narrow)
 
 
-WIDE = {  # ties and a bias of the output head both have to be cut
-    "tied": GPT2Config(vocab_size=320, **SPECIAL, **SIZES),
-    "biased": PhiConfig(vocab_size=320, **SPECIAL, **SIZES),
-}
+CONFIGS = {"tied": GPT2Config, "biased": PhiConfig}  # ties and a bias of the head change as well
 
 
-@pytest.mark.parametrize("kind", WIDE)
-def test_a_cut_model_has_the_logits_of_the_tokens_that_are_left(llama_folder, tmp_path, kind):
-    wide = write_checkpoint(tmp_path / kind, WIDE[kind])
-    target, _, _ = pair_of(wide, llama_folder)
-    model = load_model(target)
+@pytest.mark.parametrize("size", [290, 320])
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_a_model_of_another_size_keeps_the_logits_of_its_tokens(tmp_path, kind, size):
+    config = CONFIGS[kind](vocab_size=size, **SPECIAL, **SMALL)
+    checkpoint = replace(opened(write_checkpoint(tmp_path, config)), vocab_size=VOCAB_SIZE)
+    model = load_model(checkpoint)
     tokens = torch.arange(12)[None]
     with torch.no_grad():
-        wanted = model(tokens).logits[..., :VOCAB_SIZE]
-        resize_vocabulary(model, target)
-        torch.testing.assert_close(model(tokens).logits, wanted)
+        wanted = model(tokens).logits
+        resize_vocabulary(model, checkpoint)
+        found = model(tokens).logits
+    left = min(size, VOCAB_SIZE)
+    torch.testing.assert_close(found[..., :left], wanted[..., :left])
+    more = wanted[..., -1:].expand(1, 12, VOCAB_SIZE - left)  # as the last token
+    torch.testing.assert_close(found[..., left:], more)
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
     assert model.config.vocab_size == VOCAB_SIZE
     assert (head.weight is embedding.weight) is (kind == "tied")
@@ -197,3 +205,50 @@ def test_a_shorter_context_is_warned_of(llama_folder):
         warning = context_warning(target, draft, wished)
         assert (warning is None) == (words is None)
         assert words is None or (warning.startswith("warning: requests ") and words in warning)
+
+
+def agreement_in_torch(folders, prompts, ends):
+    """Return (best, overlap, best_four) over the greedy answers of the target, and their number."""
+    target, draft = (
+        AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32) for folder in folders
+    )
+    rows = []
+    for prompt in prompts:
+        ids = torch.tensor([prompt])
+        for _ in range(measuring._NEW_TOKENS):
+            with torch.no_grad():
+                p, q = (model(ids).logits[0, -1].softmax(-1) for model in (target, draft))
+            best = int(p.argmax())
+            four = q.topk(4).indices.tolist()
+            top = [set(each.topk(64).indices.tolist()) for each in (p, q)]
+            both = sum(min(float(p[t]), float(q[t])) for t in top[0] & top[1])
+            rows.append((best == four[0], both, best in four))
+            if best in ends:
+                break
+            ids = torch.cat([ids, torch.tensor([[best]])], dim=1)
+    return np.mean(rows, axis=0), len(rows)
+
+
+def test_the_agreement_is_that_of_the_checkpoints(captures, tmp_path):
+    """Both have heads of their own, so that some of their best tokens agree."""
+    folders = [
+        write_checkpoint(tmp_path / str(n), LlamaConfig(**SIZES, num_hidden_layers=n))
+        for n in (2, 1)
+    ]
+    bundle = open_bundle(export_quietly(captures, tmp_path / "bundle", *folders))
+    target, found = bundle.manifest.target, bundle.entry("draft").agreement
+    assert found is not None and bundle.entry("target").agreement is None
+    most = target.context_length - measuring._NEW_TOKENS
+    prompts = [ids[-most:] for ids in measuring._prompts(bundle.path, target.bos_token_id)]
+    wanted, number = agreement_in_torch(folders, prompts, target.eos_token_ids)
+    assert found.num_tokens == number
+    assert (found.best, found.overlap, found.best_four) == pytest.approx(wanted, abs=2e-3)
+
+
+def test_the_agreement_of_a_draft_that_is_added_later(alone, llama_folder, tmp_path):
+    """The target itself as a draft agrees in everything."""
+    bundle = Path(shutil.copytree(alone, tmp_path / "bundle"))
+    config = DraftConfig(bundle=bundle, draft=str(llama_folder))
+    found = asdict(export_draft(config, report=silent).manifest.draft.agreement)
+    assert found.pop("num_tokens") > 0
+    assert found["best"] == found["best_four"] == 1.0 >= found["overlap"] > 0.5

@@ -1,9 +1,13 @@
-"""The parity gate lets right graphs pass and stops wrong ones."""
+"""The parity gate lets right graphs pass and stops wrong ones, also after a fold; its memory."""
 
 import math
+import mmap
 import shutil
+import sys
+import time
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -16,26 +20,27 @@ from dsbd_export.checkpoints.model_loading import load_model
 from dsbd_export.config import ModelOptions
 from dsbd_export.errors import ExportError
 from dsbd_export.gate.parity import MEAN_KL, ParityLimit, advice, divergence
-from dsbd_export.gate.parity_engine import parity_engine, see_rows
+from dsbd_export.gate.parity_engine import dropped_pages, parity_engine, see_rows
 from dsbd_export.opening import source_of
 from dsbd_export.parity_cases import TREE_PARENTS, ForestCase, forest_cases, reference_logits
 from dsbd_export.progress import silent
+from dsbd_export.tensorrt.tensorrt_build import check_buildable
 from dsbd_export.tokenizers.tokenizer_files import highest_token_id, read_tokenizer
 from dsbd_runtime.bundle_files.bundle import ParityCase, ParityReport
-from tests.export.gate import bundle_of, check_parity, exported_target, references
+from dsbd_runtime.parts.attention.cache_entries import state_decay_name
+from dsbd_runtime.parts.recent.recent_rows import RecentRows
+from scripts.family_checkpoints import write_family_checkpoint
+from tests.export.conftest import opened
+from tests.export.gate import (
+    bundle_of,
+    check_parity,
+    export_alone,
+    references,
+)
+from tests.made_once import made_once
 
 ATOL = 1e-4
 LIMIT = ParityLimit("max_abs_error", ATOL)
-
-
-@pytest.fixture(scope="module")
-def checkpoint(exported):
-    return exported_target(exported.config, exported.config.output)
-
-
-@pytest.fixture(scope="module")
-def wanted(checkpoint):
-    return references(load_model(checkpoint), checkpoint)
 
 
 @pytest.fixture
@@ -275,3 +280,100 @@ def test_no_number_is_no_distance_and_another_shape_is_infinitely_far():
         assert math.isnan(distance.max_abs_error) and math.isnan(distance.mean_kl)
     distance = divergence(np.zeros((2, 3), np.float32), np.zeros((2, 4), np.float32))
     assert (distance.max_abs_error, distance.mean_kl) == (math.inf, math.inf)
+
+
+@pytest.fixture(scope="module")
+def folding(tmp_path_factory, captures):
+    """A hybrid model's folder, checkpoint and entry, and the tree after the longest prefix."""
+
+    def export(folder):
+        source = write_family_checkpoint("granite_hybrid", folder / "checkpoint")
+        return folder / "target", source, export_alone(source, folder, captures)[1]
+
+    folder, source, entry = made_once(tmp_path_factory, "fold-graph", export)
+    checkpoint = replace(opened(source), caches=tuple(entry.caches))
+    case = forest_cases(checkpoint)[-1]
+    assert (case.name, case.prompt_length) == ("tree", 128)
+    return folder, checkpoint, entry, references(load_model(checkpoint), checkpoint, [case])
+
+
+def test_the_gate_looks_after_a_fold(folding, tmp_path):
+    folder, checkpoint, entry, wanted = folding
+    shutil.copytree(folder, tmp_path / "target")
+    check_parity(tmp_path / "target", checkpoint, wanted, LIMIT)
+    model = onnx.load(folder / "fold.onnx")
+    layer = next(cache.layer for cache in entry.caches if cache.kind == "recurrent rows")
+    decay = f"folded_{state_decay_name(layer)}"
+    squeeze = next(node for node in model.graph.node if node.output[0] == decay)
+    squeeze.op_type = "Identity"  # the decay at a checkpoint is that of the one before
+    squeeze.input[:] = [state_decay_name(layer)]
+    onnx.save(model, tmp_path / "target" / "fold.onnx")
+    with pytest.raises(ExportError, match="in case tree after 128 tokens"):
+        check_parity(tmp_path / "target", checkpoint, wanted, LIMIT)
+
+
+def test_the_engine_of_the_gate_has_folded(folding):
+    """The nodes of a long prefix are after a checkpoint, a stranger in the same call is not."""
+    folder, checkpoint, _, [reference] = folding
+    with parity_engine(bundle_of(folder, checkpoint), "target") as engine:
+        engine.logits(reference.case)
+        rows = engine.model.part(RecentRows)._paths
+        assert rows.num_checkpoints == 2
+        after = rows._checkpoints[-len(reference.case.node_ids) - 1 :]
+        assert after.tolist() == [0, *([1] * len(reference.case.node_ids))]
+
+
+def test_no_engine_is_built_of_it(folding):
+    words = r"the target \(family granitemoehybrid\) has convolutions or recurrences, whose rows"
+    with pytest.raises(ExportError, match=words):
+        check_buildable("target", folding[2])
+
+
+ON_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+MEGABYTES = 16
+
+
+def resident_megabytes(file: Path) -> float:
+    """Memory that the mappings of a file take."""
+    lines = Path("/proc/self/smaps").read_text().splitlines()
+    total, is_own = 0, False
+    for line in lines:
+        if line.startswith("Rss:"):
+            total += int(line.split()[1]) if is_own else 0
+        elif "-" in line.split()[0]:
+            is_own = line.endswith(str(file))
+    return total / 1024
+
+
+@pytest.fixture
+def mapped(tmp_path):
+    file = tmp_path / "weights of a model"
+    np.arange(MEGABYTES * 2**17, dtype=np.int64).tofile(file)
+    with file.open("rb") as opened:
+        yield file, mmap.mmap(opened.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ)
+
+
+@ON_LINUX
+def test_pages_are_dropped_and_come_back(mapped):
+    file, mapping = mapped
+    numbers = np.frombuffer(mapping, np.int64)
+    wanted = int(numbers.sum())
+    assert resident_megabytes(file) == MEGABYTES
+    with dropped_pages(file, period_s=0.01):
+        deadline = time.monotonic() + 10
+        while resident_megabytes(file) > 0 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert resident_megabytes(file) == 0
+        assert int(numbers.sum()) == wanted
+    assert int(numbers.sum()) == wanted
+    time.sleep(0.05)
+    assert resident_megabytes(file) == MEGABYTES
+
+
+@ON_LINUX
+def test_other_files_stay(mapped, tmp_path):
+    file, mapping = mapped
+    assert np.frombuffer(mapping, np.int64).sum() > 0
+    with dropped_pages(tmp_path / "weights"), dropped_pages(file.with_name("weights of")):
+        time.sleep(0.05)
+        assert resident_megabytes(file) == MEGABYTES

@@ -1,6 +1,8 @@
 """Parts of a phase are counted: a line now and then, none in a short phase."""
 
 import re
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -10,16 +12,19 @@ from dsbd_export.pipeline import export_bundle
 from dsbd_export.progress import MB, Counter, counted, shown
 
 
-def lines_of(num_parts: int, seconds_a_part: float) -> list[str]:
+def lines_of(parts: Sequence[int], seconds_of: float, *counting: Any) -> list[str]:
+    """Return the lines of a phase whose parts take ``seconds_of`` times their number."""
     now, lines = 0.0, []
-
-    def clock() -> float:
-        return now
-
-    counter = Counter("target: comparing", "cases", lines.append, clock=clock)
-    for _ in counted(range(num_parts), counter):
-        now += seconds_a_part
+    unit, *size_of = counting
+    counter = Counter("target: comparing", unit, lines.append, clock=lambda: now)
+    for part in counted(parts, counter, *size_of):
+        now += part * seconds_of
     return lines
+
+
+def test_weights_are_counted_by_their_bytes():
+    lines = lines_of([300, 2, 90, 8], 0.1, MB, lambda size: size * 10**6)
+    assert lines == ["target: comparing: 300.0 of 400.0 MB, about 10 s left"]
 
 
 COUNTS = [  # (parts, seconds of each, those after which a line is seen)
@@ -31,18 +36,6 @@ COUNTS = [  # (parts, seconds of each, those after which a line is seen)
 ]
 
 
-def test_weights_are_counted_by_their_bytes():
-    now, lines, megabytes = 0.0, [], [300, 2, 90, 8]
-
-    def clock() -> float:
-        return now
-
-    counter = Counter("dequantizing", MB, lines.append, clock=clock)
-    for size in counted(megabytes, counter, lambda size: size * 10**6):
-        now += size / 10
-    assert lines == ["dequantizing: 300.0 of 400.0 MB, about 10 s left"]
-
-
 @pytest.mark.parametrize(("number", "seconds", "said"), COUNTS)
 def test_counts_are_said_now_and_then(number, seconds, said):
     wanted = [
@@ -50,7 +43,7 @@ def test_counts_are_said_now_and_then(number, seconds, said):
         f"about {shown(seconds * (number - part))} left"
         for part in said
     ]
-    assert lines_of(number, seconds) == wanted
+    assert lines_of([1] * number, seconds, "cases") == wanted
 
 
 def test_long_phases_of_an_export_move(small_llama_folder, tmp_path, monkeypatch, capsys):

@@ -13,7 +13,6 @@ from dsbd_export.config import ExportConfig
 from dsbd_export.errors import ExportError
 from dsbd_export.opening import open_checkpoint
 from dsbd_export.passes.weighted_layers import find_linears
-from dsbd_export.pipeline import export_bundle
 from dsbd_export.quantization.quantize import (
     DynamicQuantizer,
     channel_integers,
@@ -28,9 +27,11 @@ from dsbd_export.quantization.quantize_blockwise import (
     pack_nibbles,
 )
 from dsbd_export.quantization.row_forms import calibration_case
+from dsbd_runtime.bundle_files.bundle import open_bundle
 from scripts.family_checkpoints import FAMILY_CHECKPOINTS, VOCAB_SIZE, write_family_checkpoint
 from tests.export.conftest import parsed_graph
 from tests.export.gate import export_alone
+from tests.exports import export_quietly
 from tests.ort_sessions import cpu_session
 
 HIDDEN_SIZE = 48
@@ -244,16 +245,9 @@ def encode(llama_folder):
 def test_texts_have_equal_shares_each_as_a_prompt_begins(checkpoint, encode, tmp_path):
     long, short = "def path(x): " * 400, "class A: "
     (tmp_path / "a.txt").write_text(long)
-    (tmp_path / "b.jsonl").write_text(
-        "\n".join(
-            json.dumps(line)
-            for line in (
-                {"text": short},
-                {"messages": [{"role": "user", "content": long}]},
-                {"text": ""},
-            )
-        )
-    )
+    message = {"role": "user", "content": long}
+    lines = ({"text": short}, {"messages": [message]}, {"text": ""})
+    (tmp_path / "b.jsonl").write_text("\n".join(map(json.dumps, lines)))
     case = calibration_case(checkpoint, [str(tmp_path)])
     parts = [encode(long)[:170], encode(short), encode(long)[:170]]
     wanted = [token for part in parts for token in part][: checkpoint.context_length]
@@ -271,19 +265,15 @@ def test_a_file_without_text(checkpoint, tmp_path):
         calibration_case(checkpoint, [str(tmp_path)])
 
 
-def test_the_products_of_a_bundle_are_fitted_to_them(llama_folder, tmp_path):
+def test_the_products_of_a_bundle_are_fitted_to_them(llama_folder, captures, tmp_path):
     """Other texts, other factors: the weights differ, the logits by rounding alone."""
     texts = tmp_path / "texts.txt"
     texts.write_text("path path path " * 300)
     found = {}
     for name, given in (("ours", ()), ("theirs", (str(texts),))):
-        config = ExportConfig(
-            target=str(llama_folder),
-            output=tmp_path / name,
-            quantize="int8-dynamic",
-            calibration_texts=given,
-        )
-        found[name] = export_bundle(config, report=lambda line: None).manifest.target.parity
+        options = {"quantize": "int8-dynamic", "calibration_texts": given}
+        bundle = export_quietly(captures, tmp_path / name, llama_folder, **options)
+        found[name] = open_bundle(bundle).manifest.target.parity
     assert np.isfinite([parity.mean_kl for parity in found.values()]).all()
     files = [(tmp_path / name / "target").rglob("*.data") for name in found]
     ours, theirs = (b"".join(file.read_bytes() for file in sorted(each)) for each in files)

@@ -103,6 +103,8 @@ def test_a_draft_of_the_layers_of_a_quantized_target_is_plain(base, tmp_path):
     assert not hasattr(draft.config, "quantization_config")
 
 
+INT8 = COMPRESSED["int8"].config
+TWO_GROUPS = {f"group_{i}": INT8["config_groups"]["group_0"] for i in range(2)}
 UNREAD: list[tuple[dict[str, Any], str]] = [
     ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "(bitsandbytes, which is not read)"),
     ({"load_in_8bit": True}, "(bitsandbytes, which is not read)"),
@@ -114,6 +116,9 @@ UNREAD: list[tuple[dict[str, Any], str]] = [
     (GPTQ | {"checkpoint_format": "marlin"}, "(gptq in the format marlin with 4 bits,"),
     (AWQ | {"version": "gemv"}, "(awq in the version gemv with 4 bits, which is not read)"),
     (FP8 | {"scale_fmt": "ue8m0"}, "(fp8 with scales or experts of another type,"),
+    (INT8 | {"config_groups": TWO_GROUPS}, "2 groups of the formats int-quantized"),
+    (INT8 | {"format": "marlin-24"}, "1 groups of the formats marlin-24"),
+    (INT8 | {"transform_config": {"a": 1}}, "with a transform_config"),
 ]
 
 
@@ -122,32 +127,15 @@ def test_what_is_not_read_is_refused_by_name(base, tmp_path, config, words):
     folder, _ = write_quantized(base, tmp_path, Kind(config, GPTQ_4))
     with pytest.raises(ExportError) as caught:
         opened(folder)  # before any weight is read
-    assert f"its weights are already quantized {words}" in str(caught.value)
-    assert "export the model that they were made from, with --quantize" in str(caught.value)
+    said = str(caught.value)
+    assert "its weights are already quantized (" in said and words in said
+    assert "export the model that they were made from, with --quantize" in said
 
 
 def test_the_package_that_is_missing_is_named():
     config = LlamaConfig(quantization_config=COMPRESSED["int8"].config)
     found = refusal_of_quantization(config, is_installed=lambda module: False)
     assert found is not None and "install the package compressed-tensors, with which" in found
-
-
-def two_groups(config: dict[str, Any]) -> dict[str, Any]:
-    groups = config["config_groups"]
-    return config | {"config_groups": groups | {"group_1": groups["group_0"]}}
-
-
-UNREAD_COMPRESSED = [
-    (two_groups(COMPRESSED["int8"].config), "2 groups of the formats int-quantized"),
-    (COMPRESSED["int8"].config | {"format": "marlin-24"}, "1 groups of the formats marlin-24"),
-    (COMPRESSED["int8"].config | {"transform_config": {"a": 1}}, "with a transform_config"),
-]
-
-
-@pytest.mark.parametrize(("config", "words"), UNREAD_COMPRESSED)
-def test_compressed_tensors_of_other_forms_are_refused(base, tmp_path, config, words):
-    kind = Kind(config, COMPRESSED["int8"].quantize)
-    assert words in refusal(write_quantized(base, tmp_path, kind)[0])
 
 
 def edit_weights(folder: Path, **changed: torch.Tensor | None) -> None:

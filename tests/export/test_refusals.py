@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -38,11 +39,7 @@ REFUSED = [  # (config class, its arguments, words of the reason)
     ("RwkvConfig", {}, "recurrent state"),
     ("RecurrentGemmaConfig", {}, "recurrent state"),
     ("JambaConfig", {}, "recurrent state"),
-    (
-        "DeepseekV4Config",
-        {},
-        "is not known; conv, full_attention, hybrid, linear_attention, mlp, moe",
-    ),
+    ("DeepseekV4Config", {}, "not known; conv, full_attention, hybrid, linear_attention, mlp, moe"),
     ("Llama4TextConfig", {}, "scaled by the length of a cache"),
     ("Llama4Config", {}, "scaled by the length of a cache"),
     ("BloomConfig", {}, "ALiBi"),
@@ -52,14 +49,6 @@ REFUSED = [  # (config class, its arguments, words of the reason)
     ("DogeConfig", {}, "rows of largest weight"),
     ("LongcatFlashConfig", {}, "return a row unchanged"),
     ("ModernBertConfig", {}, "no model class that continues text for ModernBertConfig"),
-    *(
-        (
-            "LlamaConfig",
-            {"quantization_config": {"quant_method": name}},
-            f"quantized ({name}, which is not read)",
-        )
-        for name in ("hqq", "new")
-    ),
 ]
 
 
@@ -110,28 +99,21 @@ def quantized(ending, file=None, content="", own_name="model.safetensors"):
 
 GPTQ = (".qweight", "quantize_config.json", '{"bits": 4, "group_size": 128}')
 GPTQ_FILE = "gptq_model-4bit-128g.safetensors"
+AWQ = (".qweight", "quant_config.json", '{"w_bit": 4, "q_group_size": 128}')
+QUANTIZED = [  # (change, words)
+    (quantized(*GPTQ), r"GPTQ, 4 bits: quantize_config\.json"),
+    (quantized(*GPTQ, GPTQ_FILE), r"GPTQ, 4 bits: quantize_config\.json"),
+    (quantized(".qweight", own_name=GPTQ_FILE), r"GPTQ: gptq_model-4bit-128g\.safetensors"),
+    (quantized(*AWQ), r"AWQ, 4 bits: quant_config\.json"),
+    (quantized(".qweight"), r"GPTQ or AWQ: model.layers.0.mlp.up_proj.qweight"),
+    (quantized(".weight.absmax"), r"bitsandbytes: .*absmax"),
+    (quantized(".weight_scale"), r"FP8 or 8 bits: .*weight_scale"),
+]
+WITHOUT_CONFIG = partial(add_adapter, config=None)
 OTHER_WEIGHTS = [
     (add_adapter, r"next to its own weights \(adapter_config\.json, LORA\); .* folder and give .*"),
-    (
-        lambda folder: add_adapter(folder, config=None),
-        r"next to its own weights \(adapter_model\.safetensors\); .*",
-    ),
-    (quantized(*GPTQ), r"already quantized \(GPTQ, 4 bits: quantize_config\.json\)"),
-    (quantized(*GPTQ, GPTQ_FILE), r"already quantized \(GPTQ, 4 bits: quantize_config\.json\)"),
-    (
-        quantized(".qweight", own_name=GPTQ_FILE),
-        r"already quantized \(GPTQ: gptq_model-4bit-128g\.safetensors\)",
-    ),
-    (
-        quantized(".qweight", "quant_config.json", '{"w_bit": 4, "q_group_size": 128}'),
-        r"already quantized \(AWQ, 4 bits: quant_config\.json\)",
-    ),
-    (
-        quantized(".qweight"),
-        r"already quantized \(GPTQ or AWQ: model.layers.0.mlp.up_proj.qweight\)",
-    ),
-    (quantized(".weight.absmax"), r"already quantized \(bitsandbytes: .*absmax\)"),
-    (quantized(".weight_scale"), r"already quantized \(FP8 or 8 bits: .*weight_scale\)"),
+    (WITHOUT_CONFIG, r"next to its own weights \(adapter_model\.safetensors\); .*"),
+    *((change, rf"already quantized \({words}\)") for change, words in QUANTIZED),
 ]
 
 
@@ -196,33 +178,16 @@ BART = {
     **{f"{part}_{name}": 1 for part in ("encoder", "decoder") for name in ("layers", "ffn_dim")},
     **{f"{part}_attention_heads": 2 for part in ("encoder", "decoder")},
 }
+TIED = LlamaConfig(**SMALL, tie_word_embeddings=True)
+GPT2 = GPT2Config(vocab_size=SIZES["vocab_size"], n_embd=16, n_layer=1, n_head=2, pad_token_id=0)
+DENSE, QA = "classification_head.dense.bias", "a model that marks the answer in a text"
 HEADS = [  # (class, config, kind, the name of a weight of its head)
     ("LlamaForSequenceClassification", LlamaConfig(**SMALL), "a classifier", "score.weight"),
     ("LlamaForTokenClassification", LlamaConfig(**SMALL), "a token classifier", "score.bias"),
-    (
-        "LlamaForQuestionAnswering",
-        LlamaConfig(**SMALL, tie_word_embeddings=True),
-        "a model that marks the answer in a text",
-        "qa_outputs.bias",
-    ),
-    (
-        "GPT2ForSequenceClassification",
-        GPT2Config(vocab_size=SIZES["vocab_size"], n_embd=16, n_layer=1, n_head=2, pad_token_id=0),
-        "a classifier",
-        "score.weight",
-    ),
-    (
-        "BartForSequenceClassification",
-        BartConfig(**BART),
-        "a classifier",
-        "classification_head.dense.bias",
-    ),
-    (
-        "BartForQuestionAnswering",
-        BartConfig(**BART),
-        "a model that marks the answer in a text",
-        "qa_outputs.bias",
-    ),
+    ("LlamaForQuestionAnswering", TIED, QA, "qa_outputs.bias"),
+    ("GPT2ForSequenceClassification", GPT2, "a classifier", "score.weight"),
+    ("BartForSequenceClassification", BartConfig(**BART), "a classifier", DENSE),
+    ("BartForQuestionAnswering", BartConfig(**BART), QA, "qa_outputs.bias"),
 ]
 
 
@@ -247,7 +212,7 @@ def test_a_model_of_another_task_is_refused_by_its_class_or_its_head(
 
 
 def test_a_decoder_without_a_head_is_refused_with_the_way_to_export_it(tmp_path):
-    folder = written(tmp_path, "LlamaModel", LlamaConfig(**SMALL, tie_word_embeddings=True))
+    folder = written(tmp_path, "LlamaModel", TIED)
     with pytest.raises(ExportError, match="names LlamaModel, and the weights have no head for tex"):
         opened(folder)
     edit_json(folder / "config.json", architectures=["LlamaForCausalLM"])

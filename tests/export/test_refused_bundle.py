@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from dsbd_export.checkpoints.model_loading import load_model
 from dsbd_export.config import DraftConfig, ExportConfig
 from dsbd_export.draft_export import export_draft
 from dsbd_export.errors import ExportError
@@ -25,7 +24,7 @@ from dsbd_ort.cli import export, inspect
 from dsbd_runtime.bundle_files.bundle import MANIFEST_NAME, open_bundle
 from dsbd_runtime.bundle_files.manifest import manifest_from_file
 from dsbd_runtime.errors import BundleError
-from tests.export.gate import bundle_of, exported_target, references
+from tests.export.gate import bundle_of
 
 Change = Callable[[Reference], Reference]
 NOTHING_PASSES = 1e-12  # below the rounding of any model
@@ -130,11 +129,6 @@ def test_its_command_finishes_it_and_the_bundle_says_so(refused):
     assert json.loads(content)["target"]["parity"]["accepted"] == limit
 
 
-@pytest.fixture(scope="module")
-def wanted(checkpoint):
-    return references(load_model(checkpoint), checkpoint)
-
-
 def with_other_tokens(reference: Reference) -> Reference:
     logits = reference.logits.copy()
     best = logits.argmax(-1)[:, None]
@@ -154,11 +148,6 @@ OTHERS = [  # (change of the reference, limit)
     (with_other_tokens, DIVERGENCE),
     (times(np.nan), DIVERGENCE),
 ]
-
-
-@pytest.fixture(scope="module")
-def checkpoint(exported):
-    return exported_target(exported.config, exported.config.output)
 
 
 @pytest.fixture(scope="module")

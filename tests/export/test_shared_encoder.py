@@ -8,12 +8,11 @@ import pytest
 import torch
 
 from dsbd_export.checkpoints.model_loading import load_model
-from dsbd_export.config import DraftConfig, ExportConfig
+from dsbd_export.config import DraftConfig
 from dsbd_export.draft_export import export_draft
 from dsbd_export.encoder_decoder.source import fingerprint, source_cases
 from dsbd_export.errors import ExportError
 from dsbd_export.gate.parity import MAX_ABS_ERROR, MEAN_KL, ParityLimit
-from dsbd_export.pipeline import export_bundle
 from dsbd_export.progress import silent
 from dsbd_runtime.bundle_files.bundle import ENCODER_FILE, open_bundle
 from dsbd_runtime.engine.settings import EngineSettings
@@ -22,6 +21,7 @@ from scripts.family_checkpoints import SOURCE_READERS, write_family_checkpoint
 from tests.export.conftest import edit_json, opened
 from tests.export.cut_decoders import cut_decoder
 from tests.export.gate import check_parity, references, rename_inputs
+from tests.exports import export_quietly
 from tests.ort_sessions import cpu_session
 from tests.runtime.model_calls import logits_of
 
@@ -34,15 +34,8 @@ NAMES = [
 def exported(name, folder, captures, **options):
     target = write_family_checkpoint(name, folder / "target")
     draft = cut_decoder(target, folder / "draft")
-    config = ExportConfig(
-        target=str(target),
-        draft=str(draft),
-        output=folder / "bundle",
-        max_context=SOURCE_READERS[name].max_context,
-        **options,
-    )
-    export_bundle(config, report=silent, source_of=captures)
-    return open_bundle(folder / "bundle")
+    options["max_context"] = SOURCE_READERS[name].max_context
+    return open_bundle(export_quietly(captures, folder / "bundle", target, draft, **options))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -103,9 +96,7 @@ def nudge(model):
 
 def test_a_draft_that_is_added_later_shares_it_too_or_has_its_own(captures, tmp_path):
     target = write_family_checkpoint("marian", tmp_path / "target")
-    output = tmp_path / "bundle"
-    config = ExportConfig(target=str(target), output=output, quantize="int8-dynamic")
-    export_bundle(config, report=silent, source_of=captures)
+    output = export_quietly(captures, tmp_path / "bundle", target, quantize="int8-dynamic")
     for name, edit, is_shared in (("same", silent, True), ("other", nudge, None)):
         draft = cut_decoder(target, tmp_path / name, edit)
         options = DraftConfig(bundle=output, draft=str(draft))

@@ -20,7 +20,6 @@ from dsbd_export.parity_cases import reference_logits
 from dsbd_export.parts.alignment import alignment_cases, alignment_error, with_alignment
 from dsbd_export.parts.sources import fixed_sources
 from dsbd_export.pipeline import export_bundle
-from dsbd_export.progress import silent
 from dsbd_runtime.bundle_files.bundle import MODEL_FILE
 from dsbd_runtime.parts.source.speech_entry import ALIGNMENT_FILE, ALIGNMENT_WEIGHTS
 from scripts.family_checkpoints import write_family_checkpoint
@@ -34,6 +33,7 @@ from tests.export.gate import (
     references,
     swap_keys_of_sources,
 )
+from tests.exports import export_quietly
 
 
 def exported_whisper(folder, captures, *, multilingual=True, **options):
@@ -148,9 +148,8 @@ def test_a_wrong_source_or_wrong_positions_fail(change, captures, tmp_path):
 
 def test_times_are_no_part_of_a_text(captures, tmp_path):
     target = write_whisper(tmp_path / "target")
-    config = ExportConfig(target=str(target), output=tmp_path / "bundle")
-    export_bundle(config, report=silent, source_of=captures)
-    tokenizer = Tokenizer.from_file(str(tmp_path / "bundle" / "tokenizer.json"))
+    bundle = export_quietly(captures, tmp_path / "bundle", target)
+    tokenizer = Tokenizer.from_file(str(bundle / "tokenizer.json"))
     time = TOKENS.end + len(TOKENS.names)
     ids = [time, *tokenizer.encode("one", add_special_tokens=False).ids, time + 7]
     assert tokenizer.decode(ids) == "one"

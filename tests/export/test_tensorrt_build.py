@@ -216,17 +216,17 @@ def test_an_exported_graph_is_built(exported, place, tmp_path):
     assert set(record.onnx_sha256) == {"model.onnx", "model.onnx.data", "prune.onnx"}
 
 
-def test_a_family_that_crashes_tensorrt_is_refused():
-    entry = dataclasses.replace(TinyModel().entry(), family="diffllama")
+UNBUILDABLE = [  # (changes of the entry, words)
+    ({"family": "diffllama"}, r"crashes while it builds family diffllama .* the draft"),
+    ({"form": "webgpu"}, r"the draft has the form webgpu, .* --form portable"),
+]
+
+
+@pytest.mark.parametrize(("changes", "words"), UNBUILDABLE)
+def test_what_tensorrt_cannot_build_is_refused_by_name(changes, words):
     check_buildable("draft", TinyModel().entry())
-    with pytest.raises(ExportError, match=r"crashes while it builds family diffllama .* the draft"):
-        check_buildable("draft", entry)
-
-
-def test_another_form_is_refused_by_name():
-    entry = dataclasses.replace(TinyModel().entry(), form="webgpu")
-    with pytest.raises(ExportError, match=r"the target has the form webgpu, .* --form portable"):
-        check_buildable("target", entry)
+    with pytest.raises(ExportError, match=words):
+        check_buildable("draft", dataclasses.replace(TinyModel().entry(), **changes))
 
 
 def test_tensorrt_itself_says_how_to_install_it():
