@@ -34,7 +34,7 @@ Output = list[tuple[Sequence[Any], Sequence[float | None]]]
 
 @dataclass(frozen=True, kw_only=True)
 class PairCount:
-    """Number of requests of one pair of settings, and of those whose outputs differ."""
+    """The requests that were made with two settings, and how many of their outputs differ."""
 
     name: str  # the pair, as "dsbd W=4 / beam-sample"
     num_requests: int

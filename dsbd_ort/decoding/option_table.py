@@ -1,6 +1,7 @@
 """The table of options: one row for each, with all that is known of it.
 
-The typed names are in ``config.py``: ``DecodingOptions`` (given) and ``DecodingConfig`` (resolved).
+Options as a caller gives them are typed in ``DecodingOptions``, resolved ones in ``DecodingConfig``
+(``config.py``).
 An option that means nothing to the strategy or to another option is refused, unless its value is
 neutral (it changes nothing) or redundant (it happens anyway).
 """

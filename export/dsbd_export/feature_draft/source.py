@@ -101,8 +101,8 @@ def rolled_out(
 ) -> Tensor:
     """Return the head's input along one path, (n, H); own features follow the given features.
 
-    tokens: (n,) int64. features: (m, H), m <= n, projected. They belong to the tokens before the
-    first m tokens.
+    tokens: (n,) int64. features: (m, H), m <= n, projected; row i is the feature of the token
+        before ``tokens[i]``.
     """
     while True:
         length = len(features)
