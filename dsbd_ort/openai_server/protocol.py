@@ -176,7 +176,7 @@ def absent_if_none() -> Any:
 
 
 class CompletionTokensDetails(BaseModel):
-    """Numbers of predicted tokens that the returned sequences repeat, and that they do not."""
+    """Counts of predicted tokens: those in the returned sequences, and all others."""
 
     accepted_prediction_tokens: int
     rejected_prediction_tokens: int

@@ -7,6 +7,8 @@ be poor. For a text that repeats itself this is certain long before its length l
 from __future__ import annotations
 
 import dataclasses
+import math
+import zlib
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -24,10 +26,10 @@ from dsbd_ort.requests.option_defaults import DRAFTING
 from dsbd_ort.requests.prompts import RequestInputs
 from dsbd_ort.scorers import added_score
 from dsbd_ort.speech.hot_words import HotWords
-from dsbd_ort.speech.repetition import compression_ratio, least_compression_ratio
 from dsbd_ort.speech.speech_request import SpeechRequest
 from dsbd_runtime.text.tokenizer import Tokenizer
 
+_AT_THE_SEAM = 16  # bytes
 _OF_BEAMS = ("strategy", "num_beams", "early_stopping", "draft_beams")
 
 Requests = Sequence[DecodingRequest]
@@ -274,3 +276,32 @@ def _best_first(samples: Iterable[_Sample]) -> list[WindowText]:
     if len(samples) > 1:
         answers.sort(key=lambda each: -each.avg_logprob)
     return answers
+
+
+def compression_ratio(token_ids: Sequence[int], vocab_size: int) -> float:
+    """Return the size of token ids over their compressed size; it is high if they repeat."""
+    content = _bytes(token_ids, vocab_size)
+    return len(content) / len(zlib.compress(content))
+
+
+def least_compression_ratio(token_ids: Sequence[int], most_tokens: int, vocab_size: int) -> float:
+    """Return a lower bound of the compression ratio of all texts that begin with token ids.
+
+    zlib uses the shortest of its codes for a block, and a text of at most ``most_tokens`` is one
+    block. So the compressed text is never longer than in the fixed code: the given tokens in that
+    code, plus 9 bits for every further byte. At the seam the size may differ by ``_AT_THE_SEAM``.
+    """
+    content = _bytes(token_ids, vocab_size)
+    coder = zlib.compressobj(strategy=zlib.Z_FIXED)
+    size = len(coder.compress(content)) + len(coder.flush()) + _AT_THE_SEAM
+    more = max(0, most_tokens - len(token_ids)) * _num_bytes(vocab_size)
+    return min(len(content) / size, (len(content) + more) / (size + more * 9 / 8))
+
+
+def _bytes(token_ids: Sequence[int], vocab_size: int) -> bytes:
+    length = _num_bytes(vocab_size)
+    return b"".join(token.to_bytes(length, "little") for token in token_ids)
+
+
+def _num_bytes(vocab_size: int) -> int:
+    return int(math.log2(vocab_size) / 8) + 1

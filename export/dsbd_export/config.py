@@ -176,7 +176,7 @@ class ModelOptions:
 
     @property
     def sums_integers(self) -> bool:
-        """Return whether exact attention sums integers: weights and values rounded, no doubles."""
+        """Whether exact attention adds up integers, to which weights and values are rounded."""
         return self.attention_form == EXACT and (self.quantize, self.form) != ("none", PORTABLE)
 
     @property

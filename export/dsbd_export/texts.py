@@ -231,7 +231,7 @@ def opened_sinks(folder: Path) -> Iterator[Callable[[str], Sink]]:
 
 
 class Sink:
-    """Files of one side, training or held-out, while they are written."""
+    """Writes the files of the training texts, or of the held-out texts."""
 
     def __init__(self, folder: Path, side: str, opened: contextlib.ExitStack) -> None:
         self._tokens, self._prompts, self._ends = (

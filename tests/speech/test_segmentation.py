@@ -5,8 +5,8 @@ import pytest
 import torch
 from transformers import WhisperForConditionalGeneration
 
-from dsbd_ort.speech.repetition import compression_ratio
 from dsbd_ort.speech.whisper.segmentation import parts_of_window, without_second_end
+from dsbd_ort.speech.window_texts import compression_ratio
 from dsbd_runtime.parts.source.speech_entry import SpeechEntry
 
 FIRST = 1000

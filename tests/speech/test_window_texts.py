@@ -13,9 +13,8 @@ from dsbd_ort.decoding.request import GIVE_UP_INTERVAL
 from dsbd_ort.decoding.result import DecodedSequence
 from dsbd_ort.engine import Service, ServiceLimits
 from dsbd_ort.requests.prompts import RequestInputs
-from dsbd_ort.speech.repetition import compression_ratio, least_compression_ratio
 from dsbd_ort.speech.speech_request import SpeechRequest
-from dsbd_ort.speech.window_texts import WindowTexts
+from dsbd_ort.speech.window_texts import WindowTexts, compression_ratio, least_compression_ratio
 from dsbd_runtime.parts.source.speech_entry import SoundFeatures
 from tests.benchmark.fakes import stats
 from tests.speech.test_transcription import FEW, NO_FALLBACK, sound

@@ -73,8 +73,8 @@ class _CountPenalty(LogitsProcessor):
 class _NoRepeatNgram(LogitsProcessor):
     """Forbids the token that would make an n-gram which prompt and path hold already.
 
-    The tokens after each (n-1)-gram of the shared ones are kept in a table; the own tokens of a
-    path are few, and searched.
+    A table holds the next tokens of each (n-1)-gram in the tokens that all paths share. The few
+    tokens that a path has beyond them are searched.
     """
 
     def __init__(self, size: int) -> None:

@@ -158,7 +158,10 @@ def spread(logits: Tensor, tokens: Tensor | None, vocab_size: int) -> Tensor:
 
 
 def without_others(reference: Reference, tokens: NDArray[np.int64] | None) -> Reference:
-    """Return a reference with logits -inf except for ``tokens``; None: the unchanged reference."""
+    """Return a reference in which only ``tokens`` keep their logits, the others have -inf.
+
+    tokens: None leaves the reference as it is.
+    """
     if tokens is None:
         return reference
     logits = np.full_like(reference.logits, -np.inf)
