@@ -204,10 +204,10 @@ def test_a_source_that_is_refused_ends_no_other_request(source_pipe):
         asked = [source_pipe.prepare(source, {"seed": 0}) for source in sources]
         asked.insert(1, dataclasses.replace(asked[0], source=(300, 1)))
         index_by_member = {decoder.join(request): index for index, request in enumerate(asked)}
-        while decoder.num_members:
+        while decoder.num_live:
             for progress in decoder.iterate():
                 if isinstance(progress.event, DecodeResult | BaseException):
-                    ended[index_by_member[progress.member]] = progress.event
+                    ended[index_by_member[progress.live]] = progress.event
     assert isinstance(ended[1], InputError) and "the token 300" in str(ended[1])
     assert [tokens(ended[index]) for index in (0, 2, 3)] == wanted
 

@@ -19,8 +19,8 @@ class Preempted:
     """The request has given up its rows: it waits until it is resumed."""
 
 
-class Member(Protocol):
-    """A request of a decoder, from ``join`` to its end or ``leave``."""
+class LiveRequest(Protocol):
+    """A request in a decoder, from ``join`` to its end or ``leave``."""
 
     @property
     def request(self) -> DecodingRequest:
@@ -39,7 +39,7 @@ class Member(Protocol):
 class Progress:
     """The output of an iteration for one request, its preemption or its end."""
 
-    member: Member
+    live: LiveRequest
     event: IterationOutput | Preempted | Outcome
 
 
@@ -47,7 +47,7 @@ class Decoder(Protocol):
     """The live requests of a target and, if there is one, its draft."""
 
     @property
-    def num_members(self) -> int:
+    def num_live(self) -> int:
         """Live requests, without those that were preempted."""
 
     @property
@@ -57,7 +57,7 @@ class Decoder(Protocol):
     def accepts(self, request: DecodingRequest, others: Sequence[DecodingRequest]) -> bool:
         """Return whether a request may be live together with others."""
 
-    def join(self, request: DecodingRequest) -> Member:
+    def join(self, request: DecodingRequest) -> LiveRequest:
         """Take in a request, which starts with the next iteration.
 
         Or once its prompt is computed, if another request is computing the same one. Raises what
@@ -67,13 +67,13 @@ class Decoder(Protocol):
     def iterate(self) -> Sequence[Progress]:
         """Run one iteration of every request; return its outputs, none of unfinished prompts."""
 
-    def preempt(self, member: Member) -> None:
+    def preempt(self, live: LiveRequest) -> None:
         """Drop the rows of a live request, which waits until it is resumed."""
 
-    def resume(self, member: Member) -> None:
+    def resume(self, live: LiveRequest) -> None:
         """Let a preempted request go on, as the youngest, with the next iteration."""
 
-    def leave(self, member: Member) -> None:
+    def leave(self, live: LiveRequest) -> None:
         """Give up a request between two iterations; one that is over has left already."""
 
     def keep_for(self, request: DecodingRequest | None) -> None:

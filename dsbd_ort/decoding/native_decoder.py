@@ -20,7 +20,7 @@ from dsbd_forward.engine import Engine
 from dsbd_forward.forward import LateSource
 from dsbd_ort.decoding.batched_decoder import BatchedDecoder
 from dsbd_ort.decoding.config import DecodingConfig
-from dsbd_ort.decoding.decoder import Decoder, Member, Preempted, Progress
+from dsbd_ort.decoding.decoder import Decoder, LiveRequest, Preempted, Progress
 from dsbd_ort.decoding.drafting.acceptance import AcceptanceEstimator
 from dsbd_ort.decoding.drafting.cost_curve import Costs
 from dsbd_ort.decoding.drafting.ngram import NGramPool
@@ -76,31 +76,31 @@ def obstacle(request: DecodingRequest) -> str | None:
 class NativeOutput(IterationOutput):
     """The output of an iteration of the core."""
 
-    def __init__(self, output: Any, member: NativeMember) -> None:
+    def __init__(self, output: Any, live: NativeRequest) -> None:
         self._output = output
-        self._member = member
-        self._num_agreed = len(member.tokens)
+        self._live = live
+        self._num_agreed = len(live.tokens)
 
     @property
     def agreed_tokens(self) -> list[int]:  # type: ignore[override]  # copied once it is read
-        return self._member.tokens[: self._num_agreed]
+        return self._live.tokens[: self._num_agreed]
 
     def stats(self) -> DecodingStats:
         return DecodingStats(**self._output.stats())
 
     def agreed_logprobs(self, start: int) -> list[float]:
-        return self._member.logprobs[start : self._num_agreed]
+        return self._live.logprobs[start : self._num_agreed]
 
     def agreed_top_logprobs(self, start: int) -> list[TokenLogprobs] | None:
-        tops = self._member.tops
+        tops = self._live.tops
         return None if tops is None else tops[start : self._num_agreed]
 
 
-class NativeMember:
-    """A request of the core; ``tokens`` and what follows: of those that all beams agree on."""
+class NativeRequest:
+    """A live request of the core; ``tokens`` and what follows: of those that all beams agree on."""
 
-    def __init__(self, member: Any, request: DecodingRequest) -> None:
-        self.member = member
+    def __init__(self, handle: Any, request: DecodingRequest) -> None:
+        self.handle = handle
         self.request = request
         self.tokens: list[int] = []
         self.logprobs: list[float] = []
@@ -108,11 +108,11 @@ class NativeMember:
 
     @property
     def num_rows(self) -> int:
-        return int(self.member.num_rows)
+        return int(self.handle.num_rows)
 
     @property
     def num_rows_at_end(self) -> int:
-        return int(self.member.num_rows_at_end)
+        return int(self.handle.num_rows_at_end)
 
     def event(
         self, native_event: Any
@@ -160,11 +160,11 @@ class NativeDecoder:
             raise DecodingError(f"loop is 'native', but {NOT_INSTALLED}; use 'auto' or 'python'")
         self._decoder = _native.Decoder(target, draft, max_rows, shares_prefixes, costs, clock)
         self._specs = target.spec, None if draft is None else draft.spec
-        self._members: dict[Any, NativeMember] = {}
+        self._live: dict[Any, NativeRequest] = {}
 
     @property
-    def num_members(self) -> int:
-        return int(self._decoder.num_members)
+    def num_live(self) -> int:
+        return int(self._decoder.num_live)
 
     @property
     def num_used_rows(self) -> int:
@@ -173,7 +173,7 @@ class NativeDecoder:
     def accepts(self, request: DecodingRequest, others: Sequence[DecodingRequest]) -> bool:
         return True
 
-    def join(self, request: DecodingRequest) -> NativeMember:
+    def join(self, request: DecodingRequest) -> NativeRequest:
         """See Decoder.join; DecodingError: only the numpy loop decodes this request."""
         if (reason := obstacle(request)) is not None:
             raise DecodingError(
@@ -182,29 +182,29 @@ class NativeDecoder:
         check_decodable(request, *self._specs)
         estimator, pool = _estimator_of(request.estimator), _pool_of(request.ngram_pool)
         options = _options_json(request.config)
-        member = NativeMember(self._decoder.join(request, options, estimator, pool), request)
-        self._members[member.member] = member
-        return member
+        live = NativeRequest(self._decoder.join(request, options, estimator, pool), request)
+        self._live[live.handle] = live
+        return live
 
     def iterate(self) -> Sequence[Progress]:
         progress = []
-        for member, event in self._decoder.iterate():
-            ours = self._members[member]
-            progress.append(Progress(ours, ours.event(event)))
+        for handle, event in self._decoder.iterate():
+            live = self._live[handle]
+            progress.append(Progress(live, live.event(event)))
             if isinstance(event, tuple | BaseException):
-                del self._members[member]
+                del self._live[handle]
         return progress
 
-    def preempt(self, member: Member) -> None:
-        self._decoder.preempt(_native_of(member))
+    def preempt(self, live: LiveRequest) -> None:
+        self._decoder.preempt(_native_of(live))
 
-    def resume(self, member: Member) -> None:
-        self._decoder.resume(_native_of(member))
+    def resume(self, live: LiveRequest) -> None:
+        self._decoder.resume(_native_of(live))
 
-    def leave(self, member: Member) -> None:
-        native_member = _native_of(member)
-        self._decoder.leave(native_member)
-        self._members.pop(native_member, None)
+    def leave(self, live: LiveRequest) -> None:
+        handle = _native_of(live)
+        self._decoder.leave(handle)
+        self._live.pop(handle, None)
 
     def keep_for(self, request: DecodingRequest | None) -> None:
         identity = request and request.reusable_prompt("draft")
@@ -230,8 +230,8 @@ class EitherDecoder:
         return self._in_numpy if obstacle(request) else self._native
 
     @property
-    def num_members(self) -> int:
-        return self._current.num_members
+    def num_live(self) -> int:
+        return self._current.num_live
 
     @property
     def num_used_rows(self) -> int:
@@ -246,22 +246,22 @@ class EitherDecoder:
             self._current.keep_for(None)
             self._current = decoder
 
-    def join(self, request: DecodingRequest) -> Member:
+    def join(self, request: DecodingRequest) -> LiveRequest:
         self._use(self._decoder_of(request))
         return self._current.join(request)
 
     def iterate(self) -> Sequence[Progress]:
         return self._current.iterate()
 
-    def preempt(self, member: Member) -> None:
-        self._current.preempt(member)
+    def preempt(self, live: LiveRequest) -> None:
+        self._current.preempt(live)
 
-    def resume(self, member: Member) -> None:
-        self._use(self._native if isinstance(member, NativeMember) else self._in_numpy)
-        self._current.resume(member)
+    def resume(self, live: LiveRequest) -> None:
+        self._use(self._native if isinstance(live, NativeRequest) else self._in_numpy)
+        self._current.resume(live)
 
-    def leave(self, member: Member) -> None:
-        (self._native if isinstance(member, NativeMember) else self._in_numpy).leave(member)
+    def leave(self, live: LiveRequest) -> None:
+        (self._native if isinstance(live, NativeRequest) else self._in_numpy).leave(live)
 
     def keep_for(self, request: DecodingRequest | None) -> None:
         if request is not None:
@@ -284,9 +284,9 @@ def new_decoder(target: Engine, draft: Engine | None, loop: Loop, **options: Any
     return BatchedDecoder(target, draft, **options)
 
 
-def _native_of(member: Member) -> Any:
-    assert isinstance(member, NativeMember)
-    return member.member
+def _native_of(live: LiveRequest) -> Any:
+    assert isinstance(live, NativeRequest)
+    return live.handle
 
 
 def _estimator_of(estimator: AcceptanceEstimator) -> Any:

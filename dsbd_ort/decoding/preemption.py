@@ -147,15 +147,54 @@ class PreemptedRows:
         return bits.nonzero()[0]
 
 
-def recomputed(preempted: dict[Role, PreemptedRows]) -> EngineCalls[None]:
-    """Compute the rows of a preempted request again; remove them from there once they are."""
-    draft = preempted.get("draft")
-    if draft is not None and draft.view.own_features is not None:
-        yield from RecomputedPair(preempted["target"], draft).compute()
-        preempted.clear()
-    for role, rows in list(preempted.items()):
-        yield from rows.compute(role)
-        del preempted[role]
+class Preemption:
+    """The rows that a live request has given up, and their computation once it is resumed.
+
+    Attributes:
+        rows: by engine, until they are computed again.
+        wanted: the engine call that the computation waits for; None before it begins.
+    """
+
+    def __init__(self, views: dict[Role, CacheView]) -> None:
+        """Drop the rows of open views."""
+        self.rows = {role: PreemptedRows(view) for role, view in views.items()}
+        self.wanted: EngineCall | None = None
+        self._views = views
+        self._calls = self._compute()
+
+    def begin(self) -> bool:
+        """Begin to compute the rows; return whether none is left, as other requests have them."""
+        self._calls = self._compute()
+        return self.advance(None)
+
+    def advance(self, result: ForwardResult | None) -> bool:
+        """Go on with the result of the wanted call; return whether all rows are there again."""
+        try:
+            # A generator that has not started takes no result.
+            self.wanted = self._calls.send(result)  # type: ignore[arg-type]
+        except StopIteration:
+            return True
+        return False
+
+    def interrupt(self) -> None:
+        """Drop the rows that are there again."""
+        self._calls.close()
+        self.wanted = None
+        for role, view in self._views.items():
+            if role in self.rows:
+                view.row_cache.close_view(self.rows[role])
+            else:
+                self.rows[role] = PreemptedRows(view)
+
+    def _compute(self) -> EngineCalls[None]:
+        draft = self.rows.get("draft")
+        if draft is not None and draft.view.own_features is not None:
+            yield from RecomputedPair(self.rows["target"], draft).compute()
+            self.rows.clear()
+        for role in self._views:
+            if role in self.rows:
+                yield from self.rows[role].compute(role)
+                del self.rows[role]
 
 
 class RecomputedPair:

@@ -10,7 +10,7 @@ import numpy as np
 from dsbd_forward.engine import Engine
 from dsbd_ort.decoding.batched_decoder import BatchedDecoder
 from dsbd_ort.decoding.config import DecodingConfig
-from dsbd_ort.decoding.decoder import Decoder, Member, Preempted
+from dsbd_ort.decoding.decoder import Decoder, LiveRequest, Preempted
 from dsbd_ort.decoding.drafting.cost_curve import LearnedCosts, learn_from_first_calls
 from dsbd_ort.decoding.logits_processing.path_states import StopState
 from dsbd_ort.decoding.request import DecodingRequest, check_request
@@ -61,7 +61,7 @@ def decoded_alone(decoder: Decoder, request: DecodingRequest) -> Iterations:
     Yields the live hypotheses after every iteration and returns the result. Raises what
     ``check_decodable`` raises.
     """
-    member = decoder.join(request)
+    live = decoder.join(request)
     try:
         while True:
             for progress in decoder.iterate():
@@ -71,11 +71,11 @@ def decoded_alone(decoder: Decoder, request: DecodingRequest) -> Iterations:
                 elif isinstance(event, DecodeResult):
                     return event
                 elif isinstance(event, Preempted):
-                    decoder.resume(member)
+                    decoder.resume(live)
                 else:
                     raise event
     finally:
-        decoder.leave(member)
+        decoder.leave(live)
 
 
 def decoded_together(
@@ -83,12 +83,12 @@ def decoded_together(
 ) -> list[DecodeResult]:
     """Decode requests, at most ``most_live`` at a time; raise what the first to fail raises."""
     results: dict[int, DecodeResult] = {}
-    waiting, live = deque(enumerate(requests)), dict[Member, int]()
+    waiting, live = deque(enumerate(requests)), dict[LiveRequest, int]()
     try:
         while True:
             while waiting and len(live) < most_live:
                 index, request = waiting[0]
-                if not decoder.accepts(request, [member.request for member in live]):
+                if not decoder.accepts(request, [each.request for each in live]):
                     break
                 waiting.popleft()
                 live[decoder.join(request)] = index
@@ -97,12 +97,12 @@ def decoded_together(
             for progress in decoder.iterate():
                 event = progress.event
                 if isinstance(event, DecodeResult):
-                    results[live.pop(progress.member)] = event
+                    results[live.pop(progress.live)] = event
                 elif isinstance(event, Preempted):
-                    decoder.resume(progress.member)
+                    decoder.resume(progress.live)
                 elif isinstance(event, BaseException):
-                    event.add_note(f"prompt {live.pop(progress.member)} of the list")
+                    event.add_note(f"prompt {live.pop(progress.live)} of the list")
                     raise event
     finally:
-        for member in live:
-            decoder.leave(member)
+        for each in live:
+            decoder.leave(each)

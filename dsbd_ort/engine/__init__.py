@@ -4,15 +4,15 @@ A request from HTTP to the loop:
 
     GenerationPlan     openai_server: prompts and options of an HTTP request, data of its response
     Generation         openai_server: these submitted, awaited within a deadline, cancelled together
-    LiveRequest        here: one of them, with its state: waiting, running, preempted, ended
+    Submission         here: one of them: waiting, running, preempted or ended
     DecodingRequest    decoding: its prompt, options and randomness
-    BatchMember        decoding: its loop, its rows of the caches, the engine call that it waits for
+    LiveRequest        decoding: its loop, its rows of the caches, the engine call that it waits for
 """
 
 from dsbd_ort.engine.async_stream import AsyncEvents, AsyncStream
 from dsbd_ort.engine.errors import EnginesEndedError, QueueFullError, ServiceClosedError
 from dsbd_ort.engine.limits import ServiceLimits
-from dsbd_ort.engine.scheduler import Cancelled, LiveRequest, ServiceEvent
+from dsbd_ort.engine.scheduler import Cancelled, ServiceEvent, Submission
 from dsbd_ort.engine.service import Service, ServiceStats
 
 __all__ = [
@@ -20,11 +20,11 @@ __all__ = [
     "AsyncStream",
     "Cancelled",
     "EnginesEndedError",
-    "LiveRequest",
     "QueueFullError",
     "Service",
     "ServiceClosedError",
     "ServiceEvent",
     "ServiceLimits",
     "ServiceStats",
+    "Submission",
 ]

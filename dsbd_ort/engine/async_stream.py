@@ -9,10 +9,10 @@ from typing import Generic, TypeVar
 
 from dsbd_errors import DsbdError
 from dsbd_ort.engine.errors import ServiceClosedError
-from dsbd_ort.engine.scheduler import Cancelled, LiveRequest, ServiceEvent
+from dsbd_ort.engine.scheduler import Cancelled, ServiceEvent, Submission
 from dsbd_ort.requests.results import GenerationResult, StreamPiece
 
-Submit = Callable[[Callable[[ServiceEvent], None]], LiveRequest]
+Submit = Callable[[Callable[[ServiceEvent], None]], Submission]
 """Submits a request whose events go to the function given."""
 
 Event = TypeVar("Event")
@@ -93,6 +93,6 @@ async def _events_of(submit: Submit) -> AsyncGenerator[ServiceEvent, None]:
         submission.add_done_callback(_cancel)  # also if it is still running in its thread
 
 
-def _cancel(submission: asyncio.Future[LiveRequest]) -> None:
+def _cancel(submission: asyncio.Future[Submission]) -> None:
     if not submission.cancelled() and submission.exception() is None:
         submission.result().cancel()

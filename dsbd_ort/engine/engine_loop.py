@@ -14,9 +14,9 @@ from dsbd_ort.engine.errors import EnginesEndedError, InternalError, ServiceClos
 from dsbd_ort.engine.scheduler import (
     Cancelled,
     Ending,
-    LiveRequest,
     Scheduler,
     ServiceEvent,
+    Submission,
 )
 from dsbd_ort.model_pair import capacity_error
 from dsbd_ort.pipeline import Pipeline
@@ -64,11 +64,11 @@ class EngineLoop:
     def is_own_thread(self) -> bool:
         return threading.current_thread() is self._thread
 
-    def enqueue(self, request: LiveRequest) -> None:
+    def enqueue(self, submission: Submission) -> None:
         """Add a request to the queue; raises the errors of ``Scheduler.enqueue`` and ``call``."""
         with self._changed:
             self._check_is_open()
-            self._scheduler.enqueue(request)
+            self._scheduler.enqueue(submission)
             self._changed.notify()
 
     def call(self, work: Callable[[CausalLM], _Result]) -> _Result:
@@ -101,8 +101,8 @@ class EngineLoop:
         """
         with self._changed:
             self._is_closing = True
-            for request in self._scheduler.unfinished if not drain else ():
-                request.is_cancelled = True
+            for submission in self._scheduler.unfinished if not drain else ():
+                submission.is_cancelled = True
             self._changed.notify()
         if not self.is_own_thread:
             self._thread.join()
@@ -134,9 +134,9 @@ class EngineLoop:
 
     def _iterate(self, decoder: Decoder) -> None:
         """Run one iteration; return with no references to requests, which refer to a service."""
-        request_by_member = {request.member: request for request in self._scheduler.running}
+        submission_by_live = {submission.live: submission for submission in self._scheduler.running}
         for progress in decoder.iterate():
-            self._deliver(decoder, request_by_member[progress.member], progress)
+            self._deliver(decoder, submission_by_live[progress.live], progress)
 
     def _schedule(self, decoder: Decoder) -> bool:
         """Do the calls, end cancelled requests and admit waiting ones, until at least one runs.
@@ -158,22 +158,22 @@ class EngineLoop:
                     done.set_result(work(self.models[0]))
                 except BaseException as error:
                     done.set_exception(_as_dsbd_error(error))
-            for request in cancelled:  # unlocked: on_event may wait for a thread that submits
-                if request.member is not None:
-                    decoder.leave(request.member)
-                self._end(request, Cancelled())
-            for request in admitted:
-                self._join(decoder, request)
+            for submission in cancelled:  # unlocked: on_event may wait for a thread that submits
+                if submission.live is not None:
+                    decoder.leave(submission.live)
+                self._end(submission, Cancelled())
+            for submission in admitted:
+                self._join(decoder, submission)
             if scheduler.running and not cancelled:
                 return True
 
-    def _admit(self, decoder: Decoder) -> list[LiveRequest]:
+    def _admit(self, decoder: Decoder) -> list[Submission]:
         """Admit requests while rows are free that running requests are not expected to use."""
         if not self._scheduler.may_admit:
             return []
         num_taken = decoder.num_used_rows
-        for request in self._scheduler.running:
-            num_taken += max(request.rows_reserved - request.num_rows, 0)
+        for submission in self._scheduler.running:
+            num_taken += max(submission.rows_reserved - submission.num_rows, 0)
         return self._scheduler.admit(num_taken, self._most_sources, decoder.accepts)
 
     def _most_sources(self, sources: Sequence[Source]) -> int:
@@ -181,51 +181,53 @@ class EngineLoop:
         readers = [part for model in models for part in model.parts_of(Sources)]
         return min((part.slots.most_together(sources) for part in readers), default=len(sources))
 
-    def _join(self, decoder: Decoder, request: LiveRequest) -> None:
+    def _join(self, decoder: Decoder, submission: Submission) -> None:
         try:
-            if request.member is None:
-                request.member = decoder.join(self._pipeline.models.planned(request.request))
+            if submission.live is None:
+                submission.live = decoder.join(self._pipeline.models.planned(submission.request))
             else:
-                decoder.resume(request.member)
+                decoder.resume(submission.live)
         except BaseException as error:
-            self._end(request, _as_dsbd_error(error))
+            self._end(submission, _as_dsbd_error(error))
 
-    def _deliver(self, decoder: Decoder, request: LiveRequest, progress: Progress) -> None:
-        if not request.is_running:  # it failed at an earlier event of this iteration
+    def _deliver(self, decoder: Decoder, submission: Submission, progress: Progress) -> None:
+        if not submission.is_running:  # it failed at an earlier event of this iteration
             return
         if isinstance(progress.event, Preempted):
             with self._changed:
-                self._scheduler.preempt(request)
+                self._scheduler.preempt(submission)
             return
         try:
-            piece, ending = self._as_events(request, progress.event)
+            piece, ending = self._as_events(submission, progress.event)
         except BaseException as error:  # raised by the tokenizer for the text of this request
-            decoder.leave(progress.member)
+            decoder.leave(progress.live)
             piece, ending = None, _as_dsbd_error(error)
         if piece is not None:
-            _notify(request, piece)
+            _notify(submission, piece)
         if isinstance(ending, GenerationResult):
             was_cut = ending.sequences[0].finish_reason == "length"
-            num_rows = progress.member.num_rows_at_end - request.num_prompt_tokens
-            rows = self._scheduler.answer_rows(request.request.config.num_beams)
+            num_rows = progress.live.num_rows_at_end - submission.num_prompt_tokens
+            rows = self._scheduler.answer_rows(submission.request.config.num_beams)
             rows.learn(num_rows, was_cut=was_cut)
         if ending is not None:
-            self._end(request, ending)
+            self._end(submission, ending)
 
     def _as_events(
-        self, request: LiveRequest, event: IterationOutput | Outcome
+        self, submission: Submission, event: IterationOutput | Outcome
     ) -> tuple[StreamPiece | None, Ending | None]:
         if isinstance(event, IterationOutput):
-            return request.texts.push(event), None
+            return submission.texts.push(event), None
         if isinstance(event, BaseException):
             return None, _as_dsbd_error(event)
-        result = self._pipeline.with_text(self._pipeline.models.with_peak(event), request.request)
-        return request.texts.finish(result.sequences[0]), result
+        result = self._pipeline.with_text(
+            self._pipeline.models.with_peak(event), submission.request
+        )
+        return submission.texts.finish(result.sequences[0]), result
 
-    def _end(self, request: LiveRequest, ending: Ending) -> None:
+    def _end(self, submission: Submission, ending: Ending) -> None:
         with self._changed:
-            self._scheduler.release(request)
-        _notify(request, ending)
+            self._scheduler.release(submission)
+        _notify(submission, ending)
 
     def _fail_all(self, error: BaseException) -> None:
         self._start_error = error
@@ -237,21 +239,21 @@ class EngineLoop:
             self._failure, self._is_closing = failure, True
             unfinished = self._scheduler.unfinished
             calls, self._calls = self._calls, []
-            for request in unfinished:
-                self._scheduler.release(request)
+            for submission in unfinished:
+                self._scheduler.release(submission)
         for _, done in calls:
             done.set_exception(EnginesEndedError(failure))
-        for request in unfinished:
-            _notify(request, EnginesEndedError(failure))
+        for submission in unfinished:
+            _notify(submission, EnginesEndedError(failure))
         if self._has_started.is_set():
             _log.critical("the thread that runs the engines has ended", exc_info=error)
 
 
-def _notify(request: LiveRequest, event: ServiceEvent) -> None:
+def _notify(submission: Submission, event: ServiceEvent) -> None:
     try:
-        request.on_event(event)
+        submission.on_event(event)
     except BaseException:  # raised by the caller's code; the other requests go on
-        request.is_cancelled = True
+        submission.is_cancelled = True
         _log.exception("on_event of a request raised; the request is cancelled")
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from dsbd_errors import DsbdError
 from dsbd_forward.forward import Source
 from dsbd_ort.decoding import DecodingRequest
-from dsbd_ort.decoding.decoder import Member
+from dsbd_ort.decoding.decoder import LiveRequest
 from dsbd_ort.engine.errors import QueueFullError
 from dsbd_ort.engine.limits import ServiceLimits
 from dsbd_ort.requests.results import GenerationResult, StreamPiece, TextStream
@@ -32,13 +32,13 @@ ServiceEvent = StreamPiece | Ending
 
 
 @dataclass(eq=False, kw_only=True)
-class LiveRequest:
+class Submission:
     """A request of a service, from its submission to its end.
 
     texts: turns its iterations into stream pieces.
     most_rows: the most cache rows that it may need.
     wake: makes the engine loop look for cancelled requests.
-    member: the request in the decoder, from its beginning to its end; None before and after.
+    live: the request in the decoder, from its beginning to its end; None before and after.
     is_further: whether it is a second or later sample of an audio's window. The limit of the queue
         counts only the first sample.
     rows_reserved: cache rows that it was expected to need when it was last admitted.
@@ -50,7 +50,7 @@ class LiveRequest:
     on_event: Callable[[ServiceEvent], None] = field(repr=False)
     wake: Callable[[], None] = field(repr=False)
     is_running: bool = False  # only the scheduler sets it
-    member: Member | None = field(default=None, repr=False)
+    live: LiveRequest | None = field(default=None, repr=False)
     is_cancelled: bool = False
     is_further: bool = False
     rows_reserved: int = 0
@@ -62,7 +62,7 @@ class LiveRequest:
     @property
     def num_rows(self) -> int:
         """Its cache rows now, or at its preemption; before it begins, the prompt's length."""
-        return self.num_prompt_tokens if self.member is None else self.member.num_rows
+        return self.num_prompt_tokens if self.live is None else self.live.num_rows
 
     def cancel(self) -> None:
         """Cancel it, from any thread: it ends before the next engine call."""
@@ -110,8 +110,8 @@ class Scheduler:
         self._limits = limits
         self.max_rows = max_rows
         self._answer_rows: dict[int, AnswerRows] = {}  # by the fewest beams of a class
-        self.waiting: deque[LiveRequest] = deque()
-        self.running: list[LiveRequest] = []
+        self.waiting: deque[Submission] = deque()
+        self.running: list[Submission] = []
         self.num_preemptions = 0
 
     def answer_rows(self, num_beams: int) -> AnswerRows:
@@ -130,49 +130,49 @@ class Scheduler:
 
     @property
     def rows_reserved(self) -> int:
-        return sum(request.rows_reserved for request in self.running)
+        return sum(submission.rows_reserved for submission in self.running)
 
     @property
-    def unfinished(self) -> list[LiveRequest]:
+    def unfinished(self) -> list[Submission]:
         """All requests that have not ended, in the order of their arrival."""
         return [*self.running, *self.waiting]
 
     @property
-    def cancelled(self) -> list[LiveRequest]:
-        return [request for request in self.unfinished if request.is_cancelled]
+    def cancelled(self) -> list[Submission]:
+        return [submission for submission in self.unfinished if submission.is_cancelled]
 
     @property
     def may_admit(self) -> bool:
         return bool(self.waiting) and len(self.running) < self._limits.max_requests
 
-    def enqueue(self, request: LiveRequest) -> None:
+    def enqueue(self, submission: Submission) -> None:
         """Append a request to the queue.
 
         CapacityError: it may need more rows than the service has. QueueFullError: too many wait.
         """
-        if request.most_rows > self.max_rows:
+        if submission.most_rows > self.max_rows:
             raise CapacityError(
                 "the prompt is too long for its options, or exceeds the available context size: "
-                f"the request may need {request.most_rows} cache rows ({request.num_prompt_tokens} "
-                f"of them for the prompt), the service has {self.max_rows}; use fewer beams or new "
-                "tokens, a shorter draft or prompt"
+                f"the request may need {submission.most_rows} cache rows "
+                f"({submission.num_prompt_tokens} of them for the prompt), the service has "
+                f"{self.max_rows}; use fewer beams or new tokens, a shorter draft or prompt"
             )
         limits, num_running, num_waiting = self._limits, len(self.running), len(self.waiting)
         num_counted = sum(not each.is_further for each in self.unfinished)
-        if not request.is_further and num_counted >= limits.max_requests + limits.max_queued:
+        if not submission.is_further and num_counted >= limits.max_requests + limits.max_queued:
             raise QueueFullError(
                 f"the queue is full: {num_running} requests are running and {num_waiting} are "
                 f"waiting, the limits are {limits.max_requests} and {limits.max_queued}; try again "
                 "later"
             )
-        self.waiting.append(request)
+        self.waiting.append(submission)
 
     def admit(
         self,
         num_taken: int,
         most_sources: Callable[[Sequence[Source]], int] = len,
         accepts: Callable[[DecodingRequest, list[DecodingRequest]], bool] = lambda *_: True,
-    ) -> list[LiveRequest]:
+    ) -> list[Submission]:
         """Move requests from the head of the queue to ``running`` while they fit; return them.
 
         If no request runs, the first one always fits.
@@ -182,40 +182,40 @@ class Scheduler:
             sources would be encoded again in every iteration, which may take seconds.
         accepts: returns whether a request may run together with those that run.
         """
-        admitted: list[LiveRequest] = []
+        admitted: list[Submission] = []
         while self.may_admit:
-            request = self.waiting[0]
-            num_expected = self._expected_rows(request)
-            if not accepts(request.request, [each.request for each in self.running]):
+            submission = self.waiting[0]
+            num_expected = self._expected_rows(submission)
+            if not accepts(submission.request, [each.request for each in self.running]):
                 break
             if self.running and num_taken + num_expected > self.max_rows:
                 break
-            of_each = dict.fromkeys(each.request.source for each in (*self.running, request))
+            of_each = dict.fromkeys(each.request.source for each in (*self.running, submission))
             sources = [source for source in of_each if source is not None]
             if self.running and 1 < len(sources) > most_sources(sources):
                 break
             num_taken += num_expected
-            request.rows_reserved = num_expected
-            request.is_running = True
+            submission.rows_reserved = num_expected
+            submission.is_running = True
             self.running.append(self.waiting.popleft())
-            admitted.append(request)
+            admitted.append(submission)
         return admitted
 
-    def preempt(self, request: LiveRequest) -> None:
-        self.running.remove(request)
-        request.is_running = False
-        self.waiting.appendleft(request)
+    def preempt(self, submission: Submission) -> None:
+        self.running.remove(submission)
+        submission.is_running = False
+        self.waiting.appendleft(submission)
         self.num_preemptions += 1
 
-    def release(self, request: LiveRequest) -> None:
-        (self.running if request.is_running else self.waiting).remove(request)
-        request.is_running, request.member = False, None
+    def release(self, submission: Submission) -> None:
+        (self.running if submission.is_running else self.waiting).remove(submission)
+        submission.is_running, submission.live = False, None
 
-    def _expected_rows(self, request: LiveRequest) -> int:
+    def _expected_rows(self, submission: Submission) -> int:
         """Return the rows of the prompt, or the rows so far, plus those of a mean answer.
 
         So a preempted request is admitted only if it has room to go on. Otherwise it would be
         preempted again at once.
         """
-        of_answer = int(self.answer_rows(request.request.config.num_beams).mean)
-        return min(request.num_rows + of_answer, request.most_rows)
+        of_answer = int(self.answer_rows(submission.request.config.num_beams).mean)
+        return min(submission.num_rows + of_answer, submission.most_rows)

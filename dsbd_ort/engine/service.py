@@ -20,7 +20,7 @@ from dsbd_ort.engine.async_stream import AsyncStream, result_or_raise
 from dsbd_ort.engine.engine_loop import EngineLoop
 from dsbd_ort.engine.errors import ServiceClosedError
 from dsbd_ort.engine.limits import ServiceLimits, cache_rows
-from dsbd_ort.engine.scheduler import LiveRequest, Scheduler, ServiceEvent
+from dsbd_ort.engine.scheduler import Scheduler, ServiceEvent, Submission
 from dsbd_ort.model_pair import BusyError
 from dsbd_ort.pipeline import Pipeline
 from dsbd_ort.requests.option_defaults import Options, given_options
@@ -105,7 +105,7 @@ class Service:
         *,
         trace: TraceRecorder | None = None,
         caller: str = "",
-    ) -> LiveRequest:
+    ) -> Submission:
         """Submit a request; return at once.
 
         Args:
@@ -131,13 +131,13 @@ class Service:
         request: DecodingRequest,
         on_event: Callable[[ServiceEvent], None],
         is_further: bool = False,
-    ) -> LiveRequest:
+    ) -> Submission:
         """Submit a request that the pipeline has made; see ``submit``.
 
         is_further: whether its follower already has another request in the queue.
         """
         self.pipeline.models.check(request)
-        live = LiveRequest(
+        submission = Submission(
             request=request,
             texts=self.pipeline.text_stream(request),
             most_rows=most_rows(
@@ -147,8 +147,8 @@ class Service:
             wake=self._loop.wake,
             is_further=is_further,
         )
-        self._loop.enqueue(live)
-        return live
+        self._loop.enqueue(submission)
+        return submission
 
     def submit_audio(
         self,

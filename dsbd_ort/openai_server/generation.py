@@ -16,7 +16,7 @@ from fastapi import Request, Response
 from starlette.types import Receive
 
 from dsbd_errors import DsbdError
-from dsbd_ort.engine import AsyncEvents, LiveRequest, Service, ServiceEvent
+from dsbd_ort.engine import AsyncEvents, Service, ServiceEvent, Submission
 from dsbd_ort.openai_server.chat import ChatBody
 from dsbd_ort.openai_server.completions import CompletionBody
 from dsbd_ort.openai_server.errors import (
@@ -219,7 +219,7 @@ class Generation:
         self._events: TimedEvents[tuple[int, ServiceEvent]] = TimedEvents(
             timeout_s, "request fewer tokens"
         )
-        self._live: list[LiveRequest] = []
+        self._submissions: list[Submission] = []
         self._constraints: list[Any] = []
         self._num_ended = 0
         self._is_closed = False
@@ -242,15 +242,15 @@ class Generation:
         self._constraints = [config.constraint for config in plan.configs]
         try:
             for index, config in enumerate(plan.configs):
-                live = self._service.submit(
+                submission = self._service.submit(
                     plan.prompts[plan.prompt_index(index)],
                     config,
                     partial(self._put, index),
                     caller=self._caller,
                 )
-                self._live.append(live)
+                self._submissions.append(submission)
                 if self._is_closed:  # ``close`` may have run before this request was added
-                    live.cancel()
+                    submission.cancel()
                     raise client_disconnected()
         except DsbdError as error:
             self.close()
@@ -259,18 +259,18 @@ class Generation:
     def close(self) -> None:
         """Cancel the engine requests that have not ended, and those that ``submit`` adds later."""
         self._is_closed = True  # first: ``submit`` reads it after it has added a request
-        if self._num_ended < len(self._live):
+        if self._num_ended < len(self._submissions):
             self._meter.cancelled()
-        for live in self._live:
-            live.cancel()
-        self._num_ended = len(self._live)
+        for submission in self._submissions:
+            submission.cancel()
+        self._num_ended = len(self._submissions)
 
     async def results(self) -> AsyncIterator[tuple[int, StreamPiece | GenerationResult]]:
         """Yield pieces and results, each with the index of its engine request, until all ended.
 
         ErrorResponse: an engine request failed or was cancelled, or the HTTP request timed out.
         """
-        while self._num_ended < len(self._live):
+        while self._num_ended < len(self._submissions):
             index, event = await self._events.get()
             if isinstance(event, StreamPiece):
                 self._meter.piece(index, event)

@@ -10,7 +10,7 @@ from queue import SimpleQueue
 from dsbd_errors import DsbdError
 from dsbd_ort.decoding import DecodeResult, DecodingRequest
 from dsbd_ort.engine.errors import InternalError
-from dsbd_ort.engine.scheduler import Cancelled, LiveRequest, ServiceEvent
+from dsbd_ort.engine.scheduler import Cancelled, ServiceEvent, Submission
 from dsbd_ort.requests.results import GenerationResult, StreamPiece
 from dsbd_ort.speech.transcript import Segment, Transcript
 from dsbd_ort.speech.transcription import Transcription, answered
@@ -26,7 +26,7 @@ SpeechEnding = Transcript | DsbdError | Cancelled
 SpeechEvent = Segment | SpeechEnding
 
 
-Submit = Callable[[DecodingRequest, Callable[[ServiceEvent], None], bool], LiveRequest]
+Submit = Callable[[DecodingRequest, Callable[[ServiceEvent], None], bool], Submission]
 """Submits an engine request: arguments are the request, a function that gets its events, and
 ``is_further`` (see ``Service.submit_request``)."""
 
@@ -54,7 +54,7 @@ class LiveTranscription:
         self._align = align
         self._on_event = on_event
         self._is_cancelled = False
-        self._live: list[LiveRequest] = []
+        self._submissions: list[Submission] = []
         self._thread = threading.Thread(target=self._run, name="dsbd-transcription", daemon=True)
 
     def start(self, on_end: Callable[[LiveTranscription], None]) -> None:
@@ -65,8 +65,8 @@ class LiveTranscription:
     def cancel(self) -> None:
         """End it without a transcript; may be called again, and after its end."""
         self._is_cancelled = True  # first: ``_decoded`` reads it after it has added a request
-        for live in list(self._live):
-            live.cancel()
+        for submission in list(self._submissions):
+            submission.cancel()
 
     def join(self) -> None:
         """Wait for its end; in its own thread return at once."""
@@ -107,17 +107,17 @@ class LiveTranscription:
     def _decoded(self, requests: Sequence[DecodingRequest]) -> list[DecodeResult]:
         if self._is_cancelled:
             raise _Cancellation
-        self._live = []
+        self._submissions = []
         queues: list[SimpleQueue[ServiceEvent]] = [SimpleQueue() for _ in requests]
         try:
             for number, (request, events) in enumerate(zip(requests, queues, strict=True)):
-                self._live.append(self._submit(request, events.put, number > 0))
+                self._submissions.append(self._submit(request, events.put, number > 0))
                 if self._is_cancelled:
-                    self._live[-1].cancel()
+                    self._submissions[-1].cancel()
             return [_result(events) for events in queues]
         except BaseException:
-            for live in self._live:
-                live.cancel()
+            for submission in self._submissions:
+                submission.cancel()
             raise
 
 

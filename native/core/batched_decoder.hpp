@@ -24,32 +24,33 @@ namespace dsbd {
 
 class Costs;
 
-/// A request of a batched decoder, from `join` to its end or `leave`.
-class BatchMember {
+/// A request in a batched decoder, from `join` to its end or `leave`.
+class LiveRequest {
 public:
+    explicit LiveRequest(DecodingRequest given) : request(std::move(given)) {}
+
     /// Rows that it has in the cache of one engine, those included to be computed again.
     std::size_t num_rows() const;
     /// Rows that a request that returned a result had in the cache of one engine.
     std::size_t num_rows_at_end() const;
-
-    explicit BatchMember(DecodingRequest given) : request(std::move(given)) {}
 
     DecodingRequest request;
 
 private:
     friend class BatchedDecoder;
 
-    EngineCall* call() const { return wanted_again ? wanted_again : wanted; }
+    /// The engine call that the request waits for, null if it waits for none.
+    EngineCall* call() const { return preemption ? preemption->wanted() : wanted; }
     EngineCall* call_of(Role role) const;
+    PreemptedRows* dropped_rows(Role role) const {
+        return preemption ? preemption->rows(role) : nullptr;
+    }
 
-    std::array<std::unique_ptr<CacheView>, 2> views;  // by engine; null: there is no draft
-    Preempted preempted;  // rows that must be computed again before
-    std::optional<EngineCallLoop<DecodeResult>> loop;
-    std::optional<EngineCallLoop<void>> recomputation;  // of preempted rows, once it is resumed
+    RoleViews views;
+    std::optional<EngineCallLoop<DecodeResult>> loop;  // none: its prompt is computed for another
     EngineCall* wanted = nullptr;  // that the loop waits for
-    EngineCall* wanted_again = nullptr;  // that the recomputation waits for
     double waits_since = 0.0;  // when it began to wait, on the clock of the request
-    bool has_started = false;  // before, the prompt is being computed for another
+    std::optional<Preemption> preemption;  // none while its rows are in the caches
     bool has_left = false;
 };
 
@@ -59,7 +60,7 @@ struct WasPreempted {};
 /// How a request ended, or that it was preempted. An exception is of any type, as callbacks are
 /// callers' code: the other requests go on.
 struct Progress {
-    std::shared_ptr<BatchMember> member;
+    std::shared_ptr<LiveRequest> live;
     std::variant<WasPreempted, DecodeResult, std::exception_ptr> event;
 };
 
@@ -79,7 +80,7 @@ public:
 
     /// Rows that live requests use in the cache of one engine, shared ones counted once.
     std::size_t num_used_rows() const;
-    std::size_t num_members() const { return members_.size(); }
+    std::size_t num_live() const { return live_.size(); }
     /// Drop all cache rows except the prefix that this path can reuse. No request may be live.
     void keep_for(const RowIdentity& path);
     /// Let no request begin with rows of those that are over.
@@ -89,38 +90,36 @@ public:
     /// Take in a request, which starts with the next iteration; or once its prompt is computed, if
     /// another request is computing the same one. Throws what `decoding_loop` throws, unless it
     /// starts later.
-    std::shared_ptr<BatchMember> join(DecodingRequest request);
+    std::shared_ptr<LiveRequest> join(DecodingRequest request);
     /// Run one iteration of every request; return which have ended or were preempted. The outputs
     /// of iterations go to the receivers of the requests.
     std::vector<Progress> iterate();
     /// Drop the rows of a live request, which waits until it is resumed.
-    void preempt(BatchMember& member);
+    void preempt(LiveRequest& live);
     /// Let a preempted request go on, as the youngest, with the next iteration.
-    void resume(const std::shared_ptr<BatchMember>& member);
+    void resume(const std::shared_ptr<LiveRequest>& live);
     /// Give up a request between two iterations; one that is over has left already.
-    void leave(BatchMember& member);
+    void leave(LiveRequest& live);
 
 private:
-    using Member = std::shared_ptr<BatchMember>;
+    using Live = std::shared_ptr<LiveRequest>;
 
-    bool prompt_is_coming(const BatchMember& member) const;
-    void start(BatchMember& member);
+    bool prompt_is_coming(const LiveRequest& live) const;
+    void start(LiveRequest& live);
     void start_waiting(std::vector<Progress>& progress);
-    std::vector<BatchMember*> next_prompts(Role role) const;
-    std::vector<Member> callers(Role role, const std::vector<BatchMember*>& prompts) const;
-    void run(Role role, const std::vector<Member>& members, std::vector<Progress>& progress);
-    void run_together(Role role, std::vector<Member> members, std::vector<Progress>& progress);
-    void preempt_youngest(std::vector<Member>& members, std::vector<Progress>& progress);
-    void read_sources(Role role, std::vector<Member>& members, std::vector<Progress>& progress);
-    void make_room(Role role, std::vector<Member>& members, std::vector<Progress>& progress);
-    void recompute(BatchMember& member, const ForwardResult* result);
-    void advance(const Member& member, const ForwardResult& result,
-                 std::vector<Progress>& progress);
-    void end(const Member& member, std::exception_ptr error, std::vector<Progress>& progress);
+    std::vector<LiveRequest*> next_prompts(Role role) const;
+    std::vector<Live> callers(Role role, const std::vector<LiveRequest*>& prompts) const;
+    void run(Role role, const std::vector<Live>& callers, std::vector<Progress>& progress);
+    void run_together(Role role, std::vector<Live> callers, std::vector<Progress>& progress);
+    void preempt_youngest(std::vector<Live>& callers, std::vector<Progress>& progress);
+    void read_sources(Role role, std::vector<Live>& callers, std::vector<Progress>& progress);
+    void make_room(Role role, std::vector<Live>& callers, std::vector<Progress>& progress);
+    void advance(const Live& live, const ForwardResult& result, std::vector<Progress>& progress);
+    void end(const Live& live, std::exception_ptr error, std::vector<Progress>& progress);
 
     std::array<std::unique_ptr<SharedKVCache>, 2> caches_;  // by engine
     BatchedDecoderOptions options_;
-    std::vector<Member> members_;  // oldest first
+    std::vector<Live> live_;  // oldest first
 };
 
 }  // namespace dsbd

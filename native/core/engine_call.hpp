@@ -4,6 +4,7 @@
 // request, and goes on when that one has its result: so several requests share calls.
 #pragma once
 
+#include <array>
 #include <coroutine>
 #include <exception>
 #include <variant>
@@ -13,6 +14,7 @@
 namespace dsbd {
 
 enum class Role : std::uint8_t { target = 0, draft = 1 };
+inline constexpr std::array ROLES = {Role::target, Role::draft};
 
 /// An engine as an index.
 inline std::size_t at(Role role) { return static_cast<std::size_t>(role); }

@@ -212,23 +212,49 @@ void PreemptedRows::renumber(IntSpan new_rows) {
     show_prefix();
 }
 
-PreemptedRows* rows_of(const Preempted& preempted, Role role) {
-    for (const auto& rows : preempted) {
-        if (rows->role() == role) return rows.get();
+Preemption::Preemption(const RoleViews& views) : views_(views) {
+    for (Role role : ROLES) {
+        if (const auto& view = views[at(role)]) {
+            rows_[at(role)] = std::make_unique<PreemptedRows>(role, *view);
+        }
     }
-    return nullptr;
 }
 
-EngineCalls<void> recomputed(Preempted& preempted) {
-    PreemptedRows* draft = rows_of(preempted, Role::draft);
-    if (draft && draft->view().own_features) {
-        RecomputedPair pair(*rows_of(preempted, Role::target), *draft);
-        co_await pair.compute();
-        preempted.clear();
+bool Preemption::begin() {
+    computation_.emplace(compute());
+    return advance(nullptr);
+}
+
+bool Preemption::advance(const ForwardResult* result) {
+    wanted_ = computation_->advance(result);
+    if (!wanted_) computation_->result();  // throws its error
+    return !wanted_;
+}
+
+void Preemption::interrupt() {
+    computation_.reset();
+    wanted_ = nullptr;
+    for (Role role : ROLES) {
+        const auto& view = views_[at(role)];
+        if (PreemptedRows* dropped = rows(role)) {
+            view->row_cache.close_view(*dropped);
+        } else if (view) {
+            rows_[at(role)] = std::make_unique<PreemptedRows>(role, *view);
+        }
     }
-    while (!preempted.empty()) {
-        co_await preempted.front()->compute();
-        preempted.erase(preempted.begin());
+}
+
+EngineCalls<void> Preemption::compute() {
+    PreemptedRows* draft = rows(Role::draft);
+    if (draft && draft->view().own_features) {
+        RecomputedPair pair(*rows(Role::target), *draft);
+        co_await pair.compute();
+        rows_ = {};
+    }
+    for (Role role : ROLES) {
+        if (!rows(role)) continue;
+        co_await rows(role)->compute();
+        rows_[at(role)].reset();
     }
 }
 

@@ -4,6 +4,9 @@
 // is, so no token of it changes, whatever its strategy.
 #pragma once
 
+#include <array>
+#include <optional>
+
 #include "cache_view.hpp"
 #include "engine_call.hpp"
 #include "kv_cache.hpp"
@@ -58,13 +61,32 @@ private:
     Ints rows_;  // of the cache, of those computed again so far
 };
 
-/// Of the engines whose rows are gone, in the order in which these are computed again.
-using Preempted = std::vector<std::unique_ptr<PreemptedRows>>;
+using RoleViews = std::array<std::unique_ptr<CacheView>, 2>;  // by engine; null: there is no draft
 
-/// Return those of an engine, null if its rows are there.
-PreemptedRows* rows_of(const Preempted& preempted, Role role);
+/// The rows that a live request has given up, and their computation once it is resumed.
+class Preemption {
+public:
+    /// Drop the rows of open views, which outlive it.
+    explicit Preemption(const RoleViews& views);
 
-/// Compute the rows of a preempted request again; remove them from there once they are.
-EngineCalls<void> recomputed(Preempted& preempted);
+    /// What the rows of an engine held, until they are computed again; then null.
+    PreemptedRows* rows(Role role) const { return rows_[at(role)].get(); }
+    /// The engine call that the computation waits for; null before it begins.
+    EngineCall* wanted() const { return wanted_; }
+    /// Begin to compute the rows; return whether none is left, as other requests have them.
+    bool begin();
+    /// Go on with the result of the wanted call; return whether all rows are there again.
+    bool advance(const ForwardResult* result);
+    /// Drop the rows that are there again.
+    void interrupt();
+
+private:
+    EngineCalls<void> compute();
+
+    const RoleViews& views_;
+    std::array<std::unique_ptr<PreemptedRows>, 2> rows_;
+    std::optional<EngineCallLoop<void>> computation_;
+    EngineCall* wanted_ = nullptr;
+};
 
 }  // namespace dsbd

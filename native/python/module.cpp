@@ -100,9 +100,9 @@ struct Output {
     DecodingStats stats;
 };
 
-/// A request of a decoder.
-struct Member {
-    std::shared_ptr<BatchMember> member;
+/// A live request, as Python sees it.
+struct Handle {
+    std::shared_ptr<LiveRequest> live;
     std::vector<Output> outputs;  // that nobody has taken yet
     std::size_t num_agreed = 0;
 
@@ -139,10 +139,10 @@ public:
         decoder_.emplace(target_, draft_ ? &*draft_ : nullptr, std::move(options));
     }
 
-    std::shared_ptr<Member> join(nb::handle request, const std::string& options,
+    std::shared_ptr<Handle> join(nb::handle request, const std::string& options,
                                  std::shared_ptr<AcceptanceEstimator> estimator,
                                  std::shared_ptr<NGramPool> pool) {
-        const auto member = std::make_shared<Member>();
+        const auto handle = std::make_shared<Handle>();
         const nb::object costs = request.attr("costs"), stop = request.attr("stop");
         const nb::object constraint = request.attr("running_constraint");
         DecodingConfig config = decoding_config(options, {!costs.is_none(), draft_.has_value()});
@@ -174,15 +174,15 @@ public:
                 return is_true((**preempts)(nb::none()));
             };
         }
-        found.on_iteration = [taker = member.get()](const IterationOutput& output) {
+        found.on_iteration = [taker = handle.get()](const IterationOutput& output) {
             taker->take(output);
         };
-        member->member = decoder_->join(std::move(found));
-        members_.push_back(member);
-        return member;
+        handle->live = decoder_->join(std::move(found));
+        handles_.push_back(handle);
+        return handle;
     }
 
-    /// Return (member, event) of every output and ending: an Output, a result, an exception, or
+    /// Return (handle, event) of every output and ending: an Output, a result, an exception, or
     /// None for a request that was preempted.
     nb::list iterate() {
         std::vector<Progress> progress;
@@ -193,39 +193,39 @@ public:
         raise(target_.fatal);
         if (draft_) raise(draft_->fatal);
         nb::list found;
-        const auto live = members_;
-        for (const auto& member : live) {
-            for (Output& output : member->outputs) {
-                found.append(nb::make_tuple(member, std::move(output)));
+        const auto handles = handles_;
+        for (const auto& handle : handles) {
+            for (Output& output : handle->outputs) {
+                found.append(nb::make_tuple(handle, std::move(output)));
             }
-            member->outputs.clear();
+            handle->outputs.clear();
         }
         for (const Progress& each : progress) {
-            const auto ended = std::ranges::find(members_, each.member, &Member::member);
-            const nb::object member = nb::cast(*ended);
+            const auto ended = std::ranges::find(handles_, each.live, &Handle::live);
+            const nb::object handle = nb::cast(*ended);
             nb::object event = nb::none();
             if (const auto* result = std::get_if<DecodeResult>(&each.event)) {
                 event = in_python(*result);
             } else if (const auto* error = std::get_if<std::exception_ptr>(&each.event)) {
                 event = in_python(*error);
             }
-            if (!event.is_none()) members_.erase(ended);
-            found.append(nb::make_tuple(member, event));
+            if (!event.is_none()) handles_.erase(ended);
+            found.append(nb::make_tuple(handle, event));
         }
         return found;
     }
 
-    void preempt(Member& member) { decoder_->preempt(*member.member); }
-    void resume(Member& member) { decoder_->resume(member.member); }
-    void leave(Member& member) {
-        decoder_->leave(*member.member);
-        std::erase_if(members_, [&](const auto& other) { return other.get() == &member; });
+    void preempt(Handle& handle) { decoder_->preempt(*handle.live); }
+    void resume(Handle& handle) { decoder_->resume(handle.live); }
+    void leave(Handle& handle) {
+        decoder_->leave(*handle.live);
+        std::erase_if(handles_, [&](const auto& other) { return other.get() == &handle; });
     }
     void keep_for(nb::handle tokens, nb::handle source) {
         decoder_->keep_for({ints_of(tokens), sources_.of(source)});
     }
     void forget() { decoder_->forget(); }
-    std::size_t num_members() const { return decoder_->num_members(); }
+    std::size_t num_live() const { return decoder_->num_live(); }
     std::size_t num_used_rows() const { return decoder_->num_used_rows(); }
 
 private:
@@ -248,7 +248,7 @@ private:
     Sources sources_;
     PyEngine target_;
     std::optional<PyEngine> draft_;
-    std::vector<std::shared_ptr<Member>> members_;  // also those that were preempted
+    std::vector<std::shared_ptr<Handle>> handles_;  // also those that were preempted
     std::optional<BatchedDecoder> decoder_;         // the last member: it ends first
 };
 
@@ -273,10 +273,10 @@ NB_MODULE(dsbd_ort_native, module) {
         .def_ro("logprobs", &Output::logprobs)
         .def_ro("tops", &Output::tops)
         .def("stats", [](const Output& output) { return in_python(output.stats); });
-    nb::class_<Member>(module, "Member")
-        .def_prop_ro("num_rows", [](const Member& each) { return each.member->num_rows(); })
+    nb::class_<Handle>(module, "Handle")
+        .def_prop_ro("num_rows", [](const Handle& each) { return each.live->num_rows(); })
         .def_prop_ro("num_rows_at_end",
-                     [](const Member& each) { return each.member->num_rows_at_end(); });
+                     [](const Handle& each) { return each.live->num_rows_at_end(); });
     nb::class_<Decoder>(module, "Decoder")
         .def(nb::init<nb::handle, nb::handle, std::optional<std::size_t>, bool, nb::handle,
                       nb::handle>(),
@@ -290,7 +290,7 @@ NB_MODULE(dsbd_ort_native, module) {
         .def("leave", &Decoder::leave)
         .def("keep_for", &Decoder::keep_for, nb::arg("tokens"), nb::arg("source").none())
         .def("forget", &Decoder::forget)
-        .def_prop_ro("num_members", &Decoder::num_members)
+        .def_prop_ro("num_live", &Decoder::num_live)
         .def_prop_ro("num_used_rows", &Decoder::num_used_rows);
 }
 

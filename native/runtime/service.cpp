@@ -22,22 +22,22 @@ using Outcome = std::variant<std::monostate, DecodeResult, std::exception_ptr>;
 }  // namespace
 
 /// A request from its submission to its end.
-struct Service::Live {
-    explicit Live(DecodingRequest given)
+struct Service::Submission {
+    explicit Submission(DecodingRequest given)
         : request(std::move(given)),
           num_prompt_tokens(request.prompt_ids.size()),
           num_beams(request.config.num_beams),
           source(request.source) {}
 
     /// Cache rows that it has, or had when it was preempted; before it begins, the prompt's.
-    std::size_t num_rows() const { return member ? member->num_rows() : num_prompt_tokens; }
+    std::size_t num_rows() const { return live ? live->num_rows() : num_prompt_tokens; }
 
-    DecodingRequest request;  // moves to the member
+    DecodingRequest request;  // moves to `live`
     std::size_t num_prompt_tokens, num_beams;
     SourcePointer source;
     std::size_t most_rows = 0;      // that it may need
     std::size_t rows_reserved = 0;  // that it was expected to need when it was admitted
-    std::shared_ptr<BatchMember> member;
+    std::shared_ptr<LiveRequest> live;
     bool is_cancelled = false;
     std::deque<TokenPiece> pieces;
     Outcome outcome;
@@ -95,26 +95,28 @@ GenerationResult Service::generate(const Prompt& prompt, std::string_view option
                                    const OnStep& on_step) {
     PreparedRequest prepared = pipeline_->prepare(prompt, options);
     const DecodingConfig config = prepared.request.config;
-    const auto live = std::make_shared<Live>(std::move(prepared.request));
-    live->most_rows =
-        most_rows(live->num_prompt_tokens, config, pipeline_->target().spec().num_top_logits > 0);
+    const auto submission = std::make_shared<Submission>(std::move(prepared.request));
+    submission->most_rows = most_rows(submission->num_prompt_tokens, config,
+                                      pipeline_->target().spec().num_top_logits > 0);
     if (on_step) {  // in the thread of the engines; every iteration, as each may be cancelled
-        live->request.on_iteration = [this, live = live.get(), num_given = std::size_t{0}](
-                                         const IterationOutput& output) mutable {
-            const Ints& tokens = output.agreed_tokens();
-            TokenPiece piece;
-            piece.token_ids.assign(tokens.begin() + static_cast<std::ptrdiff_t>(num_given),
-                                   tokens.end());
-            if (!piece.token_ids.empty()) piece.token_logprobs = output.agreed_logprobs(num_given);
-            num_given = tokens.size();
-            const std::lock_guard lock(mutex_);
-            live->pieces.push_back(std::move(piece));
-            live->changed.notify_one();
-        };
+        submission->request.on_iteration =
+            [this, submission = submission.get(),
+             num_given = std::size_t{0}](const IterationOutput& output) mutable {
+                const Ints& tokens = output.agreed_tokens();
+                TokenPiece piece;
+                piece.token_ids.assign(tokens.begin() + static_cast<std::ptrdiff_t>(num_given),
+                                       tokens.end());
+                if (!piece.token_ids.empty())
+                    piece.token_logprobs = output.agreed_logprobs(num_given);
+                num_given = tokens.size();
+                const std::lock_guard lock(mutex_);
+                submission->pieces.push_back(std::move(piece));
+                submission->changed.notify_one();
+            };
     }
-    enqueue(live);
+    enqueue(submission);
     GenerationResult result;
-    result.decoded = wait(*live, prepared.start.get(), config, on_step);
+    result.decoded = wait(*submission, prepared.start.get(), config, on_step);
     if (prepared.start) {
         for (const DecodedSequence& sequence : result.decoded.sequences) {
             result.texts.push_back(text_until_stop(*prepared.start, sequence.token_ids, config));
@@ -124,18 +126,18 @@ GenerationResult Service::generate(const Prompt& prompt, std::string_view option
     return result;
 }
 
-void Service::enqueue(const LivePointer& live) {
+void Service::enqueue(const SubmissionPointer& submission) {
     const std::lock_guard lock(mutex_);
     const PipelineSettings& limits = pipeline_->settings();
     if (!failure_.empty()) throw InternalError(failure_);
     if (is_closing_) throw Error("the pipeline is closed or closing; open another one");
-    if (live->most_rows > max_rows_) {
+    if (submission->most_rows > max_rows_) {
         throw CapacityError(
             "the prompt is too long for its options, or exceeds the available "
             "context size: the request may need " +
-            std::to_string(live->most_rows) + " cache rows (" +
-            std::to_string(live->num_prompt_tokens) + " of them for the prompt), the service has " +
-            std::to_string(max_rows_) +
+            std::to_string(submission->most_rows) + " cache rows (" +
+            std::to_string(submission->num_prompt_tokens) +
+            " of them for the prompt), the service has " + std::to_string(max_rows_) +
             "; use fewer beams or new tokens, a "
             "shorter draft or prompt");
     }
@@ -145,37 +147,38 @@ void Service::enqueue(const LivePointer& live) {
                              " are waiting, the limits are " + std::to_string(limits.max_requests) +
                              " and " + std::to_string(limits.max_queued) + "; try again later");
     }
-    waiting_.push_back(live);
+    waiting_.push_back(submission);
     changed_.notify_one();
 }
 
 /// Hand the pieces of a request to its caller until it has ended.
-DecodeResult Service::wait(Live& live, const TextRun* start, const DecodingConfig& config,
-                           const OnStep& on_step) {
+DecodeResult Service::wait(Submission& submission, const TextRun* start,
+                           const DecodingConfig& config, const OnStep& on_step) {
     std::optional<TextStream> stream;
     if (on_step && start) stream.emplace(*start, config);
     std::size_t num_given = 0;
     std::unique_lock lock(mutex_);
     while (true) {
-        live.changed.wait(lock, [&] { return !live.pieces.empty() || live.outcome.index(); });
-        if (live.pieces.empty()) break;
-        const TokenPiece piece = std::move(live.pieces.front());
-        live.pieces.pop_front();
-        if (live.is_cancelled) continue;
+        submission.changed.wait(
+            lock, [&] { return !submission.pieces.empty() || submission.outcome.index(); });
+        if (submission.pieces.empty()) break;
+        const TokenPiece piece = std::move(submission.pieces.front());
+        submission.pieces.pop_front();
+        if (submission.is_cancelled) continue;
         lock.unlock();
         num_given += piece.token_ids.size();
         const bool goes_on = on_step(piece, stream ? stream->push(piece.token_ids) : "");
         lock.lock();
         if (!goes_on) {
-            live.is_cancelled = true;
+            submission.is_cancelled = true;
             changed_.notify_one();
         }
     }
     lock.unlock();
-    if (live.is_cancelled) throw Cancelled();
-    if (auto* error = std::get_if<std::exception_ptr>(&live.outcome))
+    if (submission.is_cancelled) throw Cancelled();
+    if (auto* error = std::get_if<std::exception_ptr>(&submission.outcome))
         std::rethrow_exception(*error);
-    DecodeResult result = std::get<DecodeResult>(std::move(live.outcome));
+    DecodeResult result = std::get<DecodeResult>(std::move(submission.outcome));
     if (on_step) {
         const DecodedSequence& best = result.sequences.front();
         const auto from = static_cast<std::ptrdiff_t>(num_given);
@@ -212,23 +215,25 @@ void Service::run() {
 /// closing and no request is left.
 bool Service::schedule(BatchedDecoder& decoder) {
     while (true) {
-        std::vector<LivePointer> cancelled, admitted;
+        std::vector<SubmissionPointer> cancelled, admitted;
         {
             std::unique_lock lock(mutex_);
             rows_in_use_ = pipeline_->target().num_rows();
             kv_bytes_ = pipeline_->kv_bytes();
-            const auto is_cancelled = [](const LivePointer& live) { return live->is_cancelled; };
+            const auto is_cancelled = [](const SubmissionPointer& submission) {
+                return submission->is_cancelled;
+            };
             std::ranges::copy_if(running_, std::back_inserter(cancelled), is_cancelled);
             std::ranges::copy_if(waiting_, std::back_inserter(cancelled), is_cancelled);
             if (cancelled.empty()) admitted = admit(decoder);
             if (running_.empty() && waiting_.empty() && is_closing_) return false;
             if (cancelled.empty() && running_.empty()) changed_.wait(lock);
         }
-        for (const LivePointer& live : cancelled) {
-            if (live->member) decoder.leave(*live->member);
-            end(*live, std::make_exception_ptr(Cancelled()));
+        for (const SubmissionPointer& submission : cancelled) {
+            if (submission->live) decoder.leave(*submission->live);
+            end(*submission, std::make_exception_ptr(Cancelled()));
         }
-        for (const LivePointer& live : admitted) join(decoder, live);
+        for (const SubmissionPointer& submission : admitted) join(decoder, submission);
         const std::lock_guard lock(mutex_);
         if (!running_.empty() && cancelled.empty()) return true;
     }
@@ -236,36 +241,37 @@ bool Service::schedule(BatchedDecoder& decoder) {
 
 /// Move as many of the first requests of the queue as fit to the running ones. If none runs, the
 /// first one always fits; none overtakes it, so that a request with many rows does not starve.
-std::vector<Service::LivePointer> Service::admit(const BatchedDecoder& decoder) {
-    std::vector<LivePointer> admitted;
+std::vector<Service::SubmissionPointer> Service::admit(const BatchedDecoder& decoder) {
+    std::vector<SubmissionPointer> admitted;
     if (waiting_.empty()) return admitted;
     std::size_t num_taken = decoder.num_used_rows();
-    for (const LivePointer& live : running_) {
-        num_taken += std::max(live->rows_reserved, live->num_rows()) - live->num_rows();
+    for (const SubmissionPointer& submission : running_) {
+        num_taken +=
+            std::max(submission->rows_reserved, submission->num_rows()) - submission->num_rows();
     }
     while (!waiting_.empty() && running_.size() < pipeline_->settings().max_requests) {
-        const LivePointer live = waiting_.front();
-        const std::size_t num_expected = expected_rows(*live);
+        const SubmissionPointer submission = waiting_.front();
+        const std::size_t num_expected = expected_rows(*submission);
         if (!running_.empty() && num_taken + num_expected > max_rows_) break;
-        if (!running_.empty() && !sources_fit(*live)) break;
+        if (!running_.empty() && !sources_fit(*submission)) break;
         num_taken += num_expected;
-        live->rows_reserved = num_expected;
+        submission->rows_reserved = num_expected;
         waiting_.pop_front();
-        running_.push_back(live);
-        admitted.push_back(live);
+        running_.push_back(submission);
+        admitted.push_back(submission);
     }
     return admitted;
 }
 
 /// Whether the engines keep the sources of the running requests and the next one at a time: beyond
 /// that, sources would be read again in every iteration.
-bool Service::sources_fit(const Live& next) const {
+bool Service::sources_fit(const Submission& next) const {
     std::vector<SourcePointer> sources;
     const auto add = [&](const SourcePointer& source) {
         const bool is_known = std::find(sources.begin(), sources.end(), source) != sources.end();
         if (source && !is_known) sources.push_back(source);
     };
-    for (const LivePointer& live : running_) add(live->source);
+    for (const SubmissionPointer& submission : running_) add(submission->source);
     add(next.source);
     const OrtEngine* const draft = pipeline_->draft();
     return sources.size() < 2 || (sources.size() <= pipeline_->target().most_sources(sources) &&
@@ -274,9 +280,9 @@ bool Service::sources_fit(const Live& next) const {
 
 /// The rows so far and those of a mean answer: so a preempted request is admitted only with room
 /// to go on.
-std::size_t Service::expected_rows(const Live& live) {
-    const auto of_answer = static_cast<std::size_t>(mean_rows(live.num_beams));
-    return std::min(live.num_rows() + of_answer, live.most_rows);
+std::size_t Service::expected_rows(const Submission& submission) {
+    const auto of_answer = static_cast<std::size_t>(mean_rows(submission.num_beams));
+    return std::min(submission.num_rows() + of_answer, submission.most_rows);
 }
 
 /// Mean rows of answers with about so many beams, without prompts; later ones weigh more.
@@ -287,72 +293,72 @@ double& Service::mean_rows(std::size_t num_beams) {
     return mean_rows_.try_emplace(least, first).first->second;
 }
 
-void Service::join(BatchedDecoder& decoder, const LivePointer& live) {
+void Service::join(BatchedDecoder& decoder, const SubmissionPointer& submission) {
     try {
-        if (live->member) {
-            decoder.resume(live->member);
+        if (submission->live) {
+            decoder.resume(submission->live);
         } else {
-            live->member = decoder.join(std::move(live->request));
+            submission->live = decoder.join(std::move(submission->request));
         }
     } catch (...) {
-        end(*live, std::current_exception());
+        end(*submission, std::current_exception());
     }
 }
 
 void Service::deliver(const Progress& progress) {
-    LivePointer live;
+    SubmissionPointer submission;
     {
         const std::lock_guard lock(mutex_);
         const auto found = std::find_if(running_.begin(), running_.end(), [&](const auto& each) {
-            return each->member == progress.member;
+            return each->live == progress.live;
         });
         if (found == running_.end()) return;
-        live = *found;
+        submission = *found;
         if (std::holds_alternative<WasPreempted>(progress.event)) {
             running_.erase(found);
-            waiting_.push_front(live);
+            waiting_.push_front(submission);
             ++num_preemptions_;
             return;
         }
     }
     if (const auto* error = std::get_if<std::exception_ptr>(&progress.event)) {
-        end(*live, *error);
+        end(*submission, *error);
         return;
     }
     DecodeResult result = std::get<DecodeResult>(progress.event);
     result.stats.kv_bytes_peak =
         static_cast<std::int64_t>(pipeline_->kv_bytes_peak() + result.distribution_bytes_peak);
     const bool was_cut = result.sequences.front().finish_reason == FinishReason::length;
-    const auto num_rows = static_cast<double>(progress.member->num_rows_at_end()) -
-                          static_cast<double>(live->num_prompt_tokens);
+    const auto num_rows = static_cast<double>(progress.live->num_rows_at_end()) -
+                          static_cast<double>(submission->num_prompt_tokens);
     {
         const std::lock_guard lock(mutex_);
-        double& mean = mean_rows(live->num_beams);
+        double& mean = mean_rows(submission->num_beams);
         if (!was_cut || num_rows > mean) {
             mean = std::max(mean + WEIGHT * (num_rows - mean), LEAST_ANSWER_ROWS);
         }
     }
-    end(*live, std::move(result));
+    end(*submission, std::move(result));
 }
 
-void Service::end(Live& live, Outcome outcome) {
+void Service::end(Submission& submission, Outcome outcome) {
     const std::lock_guard lock(mutex_);
-    const auto is_it = [&](const LivePointer& each) { return each.get() == &live; };
+    const auto is_it = [&](const SubmissionPointer& each) { return each.get() == &submission; };
     std::erase_if(running_, is_it);
     std::erase_if(waiting_, is_it);
-    live.member = nullptr;
-    live.outcome = std::move(outcome);
-    live.changed.notify_one();
+    submission.live = nullptr;
+    submission.outcome = std::move(outcome);
+    submission.changed.notify_one();
 }
 
 void Service::fail_all(const std::string& reason) {
     const std::lock_guard lock(mutex_);
     failure_ = "the thread that runs the engines has ended: " + reason +
                "; close the pipeline and open it again";
-    const auto fail = [&](const LivePointer& live) {
-        live->member = nullptr;
-        live->outcome = std::make_exception_ptr(InternalError(failure_));
-        live->changed.notify_one();
+    const auto fail = [&](const SubmissionPointer& submission) {
+        submission->live = nullptr;
+        submission->outcome = std::make_exception_ptr(InternalError(failure_));
+        submission->changed.notify_one();
     };
     std::for_each(running_.begin(), running_.end(), fail);
     std::for_each(waiting_.begin(), waiting_.end(), fail);
@@ -363,7 +369,7 @@ void Service::fail_all(const std::string& reason) {
 std::string Service::stats_json() const {
     const std::lock_guard lock(mutex_);
     std::size_t rows_reserved = 0;
-    for (const LivePointer& live : running_) rows_reserved += live->rows_reserved;
+    for (const SubmissionPointer& submission : running_) rows_reserved += submission->rows_reserved;
     return Json{{"num_running", running_.size()},
                 {"num_waiting", waiting_.size()},
                 {"rows_in_use", rows_in_use_},

@@ -31,7 +31,7 @@ public:
     using Error::Error;
 };
 
-/// New tokens that all live beams agree on.
+/// New tokens that all submission beams agree on.
 struct TokenPiece {
     Ints token_ids;
     Floats token_logprobs;
@@ -70,22 +70,23 @@ public:
     std::string stats_json() const;
 
 private:
-    struct Live;
-    using LivePointer = std::shared_ptr<Live>;
+    struct Submission;
+    using SubmissionPointer = std::shared_ptr<Submission>;
 
     std::size_t cache_rows() const;
-    void enqueue(const LivePointer& live);
-    DecodeResult wait(Live& live, const TextRun* start, const DecodingConfig& config,
+    void enqueue(const SubmissionPointer& submission);
+    DecodeResult wait(Submission& submission, const TextRun* start, const DecodingConfig& config,
                       const OnStep& on_step);
     void run();
     bool schedule(BatchedDecoder& decoder);
-    std::vector<LivePointer> admit(const BatchedDecoder& decoder);
-    bool sources_fit(const Live& next) const;
-    std::size_t expected_rows(const Live& live);
+    std::vector<SubmissionPointer> admit(const BatchedDecoder& decoder);
+    bool sources_fit(const Submission& next) const;
+    std::size_t expected_rows(const Submission& submission);
     double& mean_rows(std::size_t num_beams);
-    void join(BatchedDecoder& decoder, const LivePointer& live);
+    void join(BatchedDecoder& decoder, const SubmissionPointer& submission);
     void deliver(const Progress& progress);
-    void end(Live& live, std::variant<std::monostate, DecodeResult, std::exception_ptr> outcome);
+    void end(Submission& submission,
+             std::variant<std::monostate, DecodeResult, std::exception_ptr> outcome);
     void fail_all(const std::string& reason);
 
     std::unique_ptr<Pipeline> pipeline_;
@@ -93,8 +94,8 @@ private:
 
     mutable std::mutex mutex_;  // guards what follows, and the state of live requests
     std::condition_variable changed_;
-    std::deque<LivePointer> waiting_;    // in the order of arrival; first those preempted
-    std::vector<LivePointer> running_;   // in the order of arrival
+    std::deque<SubmissionPointer> waiting_;    // in the order of arrival; first those preempted
+    std::vector<SubmissionPointer> running_;   // in the order of arrival
     std::map<std::size_t, double> mean_rows_;  // of answers, by the least beams of a class
     std::size_t num_preemptions_ = 0, rows_in_use_ = 0, kv_bytes_ = 0;
     bool is_closing_ = false;

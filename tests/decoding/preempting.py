@@ -12,7 +12,7 @@ import numpy as np
 from dsbd_ort.decoding import DecodeResult, DecodingConfig, DecodingRequest
 from dsbd_ort.decoding.batched_decoder import (
     BatchedDecoder,
-    BatchMember,
+    BatchedRequest,
     Outcome,
     Preempted,
     Progress,
@@ -66,7 +66,7 @@ class Together:
     outcomes: dict[int, Outcome] = field(default_factory=dict)
     streams: dict[int, list[int]] = field(default_factory=dict)
     num_preempted: dict[int, int] = field(default_factory=dict)
-    members: dict[int, BatchMember] = field(default_factory=dict)
+    members: dict[int, BatchedRequest] = field(default_factory=dict)
     running: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -82,9 +82,9 @@ class Together:
         while self.waiting and (not self.running or next(admits)):
             self._admit(self.waiting.popleft())
         for progress in self.forest.iterate():
-            (number,) = (n for n, member in self.members.items() if member is progress.member)
+            (number,) = (n for n, member in self.members.items() if member is progress.live)
             self._take(number, progress)
-        assert self.forest.num_members == len(self.running)
+        assert self.forest.num_live == len(self.running)
 
     def result(self, number: int) -> DecodeResult:
         outcome = self.outcomes[number]

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from dsbd_forward.engine import Engine
 from dsbd_forward.forward import Forward, ForwardResult
 from dsbd_ort.decoding import DecodeResult, DecodingConfig, TableModel, decode
-from dsbd_ort.decoding.batched_decoder import BatchedDecoder, BatchMember
+from dsbd_ort.decoding.batched_decoder import BatchedDecoder, BatchedRequest
 from dsbd_ort.decoding.distribution import TopDistributions
 from dsbd_ort.decoding.drafting.cost_curve import CostCurve
 from dsbd_ort.decoding.engine_call import Role
@@ -139,13 +139,13 @@ def prefix_of(decoder: BatchedDecoder, role: Role, tokens: Iterable[int]) -> Pre
     return decoder.caches[role].longest_prefix(RowIdentity([*tokens]))
 
 
-def outcomes(decoder: BatchedDecoder) -> dict[BatchMember, Any]:
+def outcomes(decoder: BatchedDecoder) -> dict[BatchedRequest, Any]:
     """Run the members of a decoder to their ends; return their results, or errors."""
-    found: dict[BatchMember, Any] = {}
-    while decoder.num_members:
+    found: dict[BatchedRequest, Any] = {}
+    while decoder.num_live:
         for progress in decoder.iterate():
             if not isinstance(progress.event, IterationOutput):
-                found[progress.member] = progress.event
+                found[progress.live] = progress.event
     return found
 
 

@@ -18,7 +18,7 @@ from dsbd_ort.decoding import (
     ModelError,
     TableModel,
 )
-from dsbd_ort.decoding.batched_decoder import BatchedDecoder, BatchMember
+from dsbd_ort.decoding.batched_decoder import BatchedDecoder, BatchedRequest
 from dsbd_ort.decoding.kv_cache import PREFILL_CHUNK
 from dsbd_ort.decoding.result import IterationOutput
 from dsbd_ort.decoding.row_bounds import most_rows
@@ -85,14 +85,14 @@ def answered(
     forest: BatchedDecoder, requests: list[Asked], most_live: int, arrivals: Iterator[bool]
 ) -> None:
     """Answer all requests: ``arrivals`` says whether one joins before the next iteration."""
-    waiting, live = list(requests), dict[int, tuple[BatchMember, Asked]]()
+    waiting, live = list(requests), dict[int, tuple[BatchedRequest, Asked]]()
     while waiting or live:
         while waiting and len(live) < most_live and (not live or next(arrivals)):
             request = waiting.pop(0)
             member = forest.join(request.request())
             live[id(member)] = (member, request)
         for progress in forest.iterate():
-            member, request = live[id(progress.member)]
+            member, request = live[id(progress.live)]
             if isinstance(progress.event, IterationOutput):
                 for i, view in enumerate(member.views.values()):
                     request.most_rows[i] = max(request.most_rows[i], view.num_rows)
@@ -100,7 +100,7 @@ def answered(
             assert isinstance(progress.event, DecodeResult), progress.event
             request.result = progress.event
             del live[id(member)]
-        assert forest.num_members == len(live)
+        assert forest.num_live == len(live)
 
 
 def shared(**settings: Any) -> BatchedDecoder:
@@ -135,8 +135,8 @@ def test_whoever_leaves_half_way_takes_nothing_from_the_others() -> None:
                 forest.leave(member)  # again: it is gone already
         for progress in forest.iterate():
             if isinstance(progress.event, DecodeResult):
-                members[id(progress.member)][1].result = progress.event
-    assert forest.num_members == 0
+                members[id(progress.live)][1].result = progress.event
+    assert forest.num_live == 0
     for member, request in members.values():
         if request.result is None:
             assert member in leaving
@@ -221,9 +221,9 @@ def test_long_prompts_keep_nobody_waiting_longer_than_one_piece() -> None:
         num_calls = len(draft.rows_of_calls)
         progress = forest.iterate()
         if first.wanted is not None:
-            assert any(p.member is first for p in progress)
+            assert any(p.live is first for p in progress)
         assert sum(draft.rows_of_calls[num_calls:]) <= PREFILL_CHUNK + 5 * 4
-        results.update({id(p.member): p.event for p in progress})
+        results.update({id(p.live): p.event for p in progress})
     assert max(target.rows_of_calls) <= PREFILL_CHUNK + 5 * 6
     for member, request in zip(members, long, strict=True):
         assert all_tokens(results[id(member)]) == request.alone()
@@ -249,7 +249,7 @@ def test_a_request_that_cannot_be_decoded_is_refused_and_leaves_nothing() -> Non
     bad = Asked({"strategy": "sample", "top_k": 0}, (), 0)
     with pytest.raises(DecodingError, match="no token"):
         forest.join(bad.request())
-    assert forest.num_members == 0
+    assert forest.num_live == 0
     good = Asked(OPTIONS[0], (1, 2), 1)
     answered(forest, [good], 1, ALWAYS)
     check_as_alone([good])
@@ -263,7 +263,7 @@ def test_a_failing_engine_ends_those_in_the_call_and_nobody_after_them() -> None
         request.options = {**request.options, "min_new_tokens": 9}
     members = [forest.join(request.request()) for request in doomed]
     ends = [p for _ in range(3) for p in forest.iterate() if isinstance(p.event, RuntimeError)]
-    assert {id(p.member) for p in ends} == {id(member) for member in members}
+    assert {id(p.live) for p in ends} == {id(member) for member in members}
     later = asked(seed=4, num_requests=8)
     answered(forest, later, 3, coin(1))
     check_as_alone(later)

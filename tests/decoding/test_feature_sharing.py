@@ -78,7 +78,7 @@ def test_a_request_without_drafts_shares_no_rows_of_the_draft() -> None:
         forest.iterate()
     plain = {"strategy": "beam-sample", "num_beams": 2}
     member = forest.join(request_of(plain, LONG[:40], 1))
-    while forest.num_members > 1:
+    while forest.num_live > 1:
         forest.iterate()
     for cache in forest.caches.values():
         cache.forget()

@@ -48,7 +48,7 @@ def late_samples(preempts: bool, num_calls: tuple[int, ...]) -> tuple[list[Asked
         request = dataclasses.replace(sample.request(), costs=its_costs)
         asked_by_member[decoder.join(request)] = sample
     for iteration in itertools.count():
-        if not decoder.num_members:
+        if not decoder.num_live:
             return samples, draft
         for each in costs:
             each.observe("target", 1, 1e-2)
@@ -58,7 +58,7 @@ def late_samples(preempts: bool, num_calls: tuple[int, ...]) -> tuple[list[Asked
             decoder.resume(member)
         for progress in decoder.iterate():
             if isinstance(progress.event, DecodeResult):
-                asked_by_member[progress.member].result = progress.event
+                asked_by_member[progress.live].result = progress.event
 
 
 @pytest.mark.parametrize("preempts", [False, True])

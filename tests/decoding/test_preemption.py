@@ -149,7 +149,7 @@ def test_who_leaves_while_preempted_or_coming_back_leaves_nothing(num_iterations
     if num_iterations:
         forest.resume(second)
     for _ in range(num_iterations):
-        assert second.recomputation is not None or num_iterations == 5
+        assert second.preemption is not None or num_iterations == 5
         forest.iterate()
     forest.leave(second)
     forest.leave(second)  # again: it is gone already
@@ -171,7 +171,7 @@ def test_an_engine_that_fails_while_rows_come_back_ends_those_in_the_call(role: 
     ends = [progress.event for _ in range(5) for progress in forest.iterate()]
     assert [str(end) for end in ends] == ["no memory"]
     assert all(not cache._views for cache in forest.caches.values())
-    assert forest.num_members == 0
+    assert forest.num_live == 0
 
 
 @pytest.mark.parametrize("has_features", [False, True])

@@ -177,11 +177,11 @@ def test_logits_that_count_are_read_whatever_rows_of_others_are_after_them(optio
     forest = BatchedDecoder(*models())
     members, results = [forest.join(request_on(config, prompt)) for prompt in prompts], {}
     num_forwards = 0
-    while forest.num_members:
+    while forest.num_live:
         num_forwards += 1
         for progress in forest.iterate():
             assert not isinstance(progress.event, Exception), progress.event
-            results[progress.member] = progress.event
+            results[progress.live] = progress.event
     rows_a_layer = config.num_beams + 1  # of a layer together, then one after the other
     assert num_forwards <= 12 * rows_a_layer + 4, "a request waits until the others have ended"
     for member, prompt in zip(members, prompts, strict=True):

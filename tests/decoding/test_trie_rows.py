@@ -166,7 +166,7 @@ def test_a_request_holds_no_more_rows_than_its_bound() -> None:
         decoder = BatchedDecoder(TableModel(VOCAB, TARGET), TableModel(VOCAB, DRAFT))
         member = decoder.join(request_on(config, PROMPT))
         held = 0
-        while decoder.num_members:
+        while decoder.num_live:
             decoder.iterate()
             held = max(held, member.num_rows, member.num_rows_at_end)
         assert 0 < held <= most_rows(len(PROMPT), config)

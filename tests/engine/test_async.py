@@ -13,12 +13,12 @@ from dsbd_ort import Pipeline
 from dsbd_ort.decoding import DecodingError
 from dsbd_ort.engine import (
     AsyncStream,
-    LiveRequest,
     QueueFullError,
     Service,
     ServiceClosedError,
     ServiceEvent,
     ServiceLimits,
+    Submission,
 )
 from dsbd_ort.model_pair import BusyError
 from dsbd_ort.requests.results import GenerationResult
@@ -89,9 +89,9 @@ def test_cancelling_the_task_cancels_the_request(service: Service) -> None:
 
 def test_a_task_that_is_cancelled_while_it_submits_leaves_no_request(service: Service) -> None:
     may_go_on = threading.Event()
-    submitted: list[LiveRequest] = []
+    submitted: list[Submission] = []
 
-    def slow(on_event: Callable[[ServiceEvent], None]) -> LiveRequest:
+    def slow(on_event: Callable[[ServiceEvent], None]) -> Submission:
         may_go_on.wait(60)
         submitted.append(service.submit("x", ENDLESS, on_event))
         return submitted[0]

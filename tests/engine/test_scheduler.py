@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from dsbd_forward.forward import Source
 from dsbd_ort.decoding import DecodingConfig, DecodingRequest
 from dsbd_ort.engine import QueueFullError, ServiceLimits
-from dsbd_ort.engine.scheduler import AnswerRows, LiveRequest, Scheduler
+from dsbd_ort.engine.scheduler import AnswerRows, Scheduler, Submission
 from dsbd_ort.requests.results import TextStream
 from dsbd_runtime.errors import CapacityError
 
@@ -22,14 +22,14 @@ FIRST_MEAN = 256
 
 def request(
     most_rows: int, num_prompt_tokens: int = 1, source: tuple[int, ...] | None = None
-) -> LiveRequest:
+) -> Submission:
     decoding = DecodingRequest(
         prompt_ids=[1] * num_prompt_tokens,
         config=DecodingConfig(),
         rng=np.random.default_rng(0),
         source=source,
     )
-    return LiveRequest(
+    return Submission(
         request=decoding,
         texts=TextStream(None, ()),  # type: ignore[arg-type]  # no text is made here
         most_rows=most_rows,
@@ -43,7 +43,7 @@ def scheduler(max_requests: int = 8, max_queued: int = 8, max_rows: int = 100) -
     return Scheduler(limits, max_rows)
 
 
-def enqueued(most_rows: Sequence[int], **limits: int) -> tuple[Scheduler, list[LiveRequest]]:
+def enqueued(most_rows: Sequence[int], **limits: int) -> tuple[Scheduler, list[Submission]]:
     """A scheduler with requests that may need so many rows."""
     queue, requests = scheduler(**limits), [request(rows) for rows in most_rows]
     for one in requests:
@@ -131,7 +131,7 @@ def test_a_preempted_request_is_the_first_and_resumes_once_it_can_go_on() -> Non
     late = request(5)
     queue.enqueue(late)
     for one in (requests[2], requests[1]):  # the youngest first
-        one.member = member(300)
+        one.live = member(300)
         queue.preempt(one)
     assert list(queue.waiting) == [requests[1], requests[2], late]
     assert queue.num_preemptions == 2
@@ -199,19 +199,19 @@ class Simulation:
     """A scheduler with requests that take a row per iteration; no engine and no clock."""
 
     queue: Scheduler
-    lengths: dict[LiveRequest, int]
-    rows: dict[LiveRequest, int] = field(default_factory=dict)
-    ended: list[LiveRequest] = field(default_factory=list)
+    lengths: dict[Submission, int]
+    rows: dict[Submission, int] = field(default_factory=dict)
+    ended: list[Submission] = field(default_factory=list)
 
     def iterate(self) -> None:
         queue = self.queue
         for one in queue.admit(self._num_taken()):
-            self.rows[one] = one.num_prompt_tokens if one.member is None else self.rows[one]
+            self.rows[one] = one.num_prompt_tokens if one.live is None else self.rows[one]
         running = list(queue.running)
         assert not queue.waiting or running, "requests wait and none runs"
         while len(running) > 1 and sum(self.rows[one] + 1 for one in running) > queue.max_rows:
             youngest = running.pop()
-            youngest.member = member(self.rows[youngest])
+            youngest.live = member(self.rows[youngest])
             queue.preempt(youngest)
         for one in running:
             self.rows[one] += 1
@@ -240,7 +240,7 @@ def test_nothing_starves_whatever_arrives(
     arriving = [request(max_rows, prompt) for prompt, _ in sizes]
     lengths = {one: sum(size) for one, size in zip(arriving, sizes, strict=True)}
     simulation = Simulation(queue, lengths)
-    unfinished: list[LiveRequest] = []
+    unfinished: list[Submission] = []
     for one, pause in zip(arriving, pauses, strict=False):
         queue.enqueue(one)
         unfinished.append(one)
@@ -253,7 +253,7 @@ def test_nothing_starves_whatever_arrives(
     assert not unfinished
 
 
-def iterate_and_check(simulation: Simulation, unfinished: list[LiveRequest]) -> None:
+def iterate_and_check(simulation: Simulation, unfinished: list[Submission]) -> None:
     if not unfinished:
         return
     oldest, queue = unfinished[0], simulation.queue

@@ -14,12 +14,12 @@ from dsbd_ort import Pipeline
 from dsbd_ort.decoding import WithResult
 from dsbd_ort.engine import (
     Cancelled,
-    LiveRequest,
     Service,
     ServiceClosedError,
     ServiceEvent,
     ServiceLimits,
     ServiceStats,
+    Submission,
 )
 from dsbd_ort.requests.results import GenerationResult, StreamPiece
 from dsbd_runtime.bundle_files.bundle import Bundle
@@ -61,7 +61,7 @@ def until_ending(events: SimpleQueue[ServiceEvent]) -> ServiceEvent:
     return event
 
 
-def endless(service: Service) -> tuple[LiveRequest, SimpleQueue[ServiceEvent]]:
+def endless(service: Service) -> tuple[Submission, SimpleQueue[ServiceEvent]]:
     """A request that runs for as long as the context allows, and whose first step has come."""
     events: SimpleQueue[ServiceEvent] = SimpleQueue()
     live = service.submit("x", ENDLESS, events.put)

@@ -27,7 +27,7 @@ from dsbd_forward.forward import Forward, ForwardResult
 from dsbd_ort import TokenTrie
 from dsbd_ort.decoding import STRATEGIES, DecodeResult, DecodingConfig
 from dsbd_ort.decoding.batched_decoder import BatchedDecoder
-from dsbd_ort.decoding.decoder import Decoder, Member, Preempted, Progress
+from dsbd_ort.decoding.decoder import Decoder, LiveRequest, Preempted, Progress
 from dsbd_ort.decoding.drafting.acceptance import AcceptanceEstimator
 from dsbd_ort.decoding.drafting.ngram import NGramPool
 from dsbd_ort.decoding.native_decoder import NativeDecoder
@@ -143,7 +143,7 @@ class Case:
         self._decoder = kind(target, draft, max_rows=self.max_rows, clock=lambda: clock[0])
         self._pool = None if self.pool is None else NGramPool(self.pool)
         self._clock = clock
-        self._members: dict[int, Member] = {}
+        self._members: dict[int, LiveRequest] = {}
         self._outcomes: list[dict[str, Any]] = [{"agreed": []} for _ in self.requests]
         self._decode()
         return {
@@ -162,7 +162,7 @@ class Case:
                 if self._admit(number):
                     running.add(number)
             for progress in self._decoder.iterate():
-                (number,) = (n for n, each in self._members.items() if each is progress.member)
+                (number,) = (n for n, each in self._members.items() if each is progress.live)
                 if isinstance(progress.event, IterationOutput):
                     self._outcomes[number]["agreed"].append(len(progress.event.agreed_tokens))
                     continue

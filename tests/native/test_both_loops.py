@@ -86,7 +86,7 @@ def test_an_error_of_an_engine_is_that_of_the_caller() -> None:
     config = DecodingConfig(strategy="beam-sample", num_beams=2, max_new_tokens=8)
     with pytest.raises(RuntimeError, match="no memory"):
         result_of(decoded_alone(decoder, request_on(config, PROMPT)))
-    assert decoder.num_members == 0
+    assert decoder.num_live == 0
 
 
 LEFT: list[tuple[dict[str, Any], dict[str, Any]]] = [

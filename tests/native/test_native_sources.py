@@ -187,12 +187,12 @@ def of_python(pipe, requests):
         while live:
             for progress in decoder.iterate():
                 if isinstance(progress.event, Preempted):
-                    decoder.resume(progress.member)
+                    decoder.resume(progress.live)
                 elif isinstance(progress.event, DecodeResult):
-                    number = live.pop(progress.member)
+                    number = live.pop(progress.live)
                     found[number] = pipe.with_text(progress.event, prepared[number])
                 elif isinstance(progress.event, BaseException):
-                    found[live.pop(progress.member)] = str(progress.event)
+                    found[live.pop(progress.live)] = str(progress.event)
     return found
 
 

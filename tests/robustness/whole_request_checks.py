@@ -17,7 +17,7 @@ from dsbd_ort.decoding import (
     WithResult,
     decode_iterations,
 )
-from dsbd_ort.decoding.batched_decoder import BatchedDecoder, BatchMember, Preempted
+from dsbd_ort.decoding.batched_decoder import BatchedDecoder, BatchedRequest, Preempted
 from dsbd_ort.decoding.errors import ConfigError, ConstraintError
 from dsbd_ort.decoding.native_decoder import new_decoder
 from dsbd_ort.decoding.request import Preempts
@@ -322,7 +322,7 @@ def with_others(request: WholeRequest, config: DecodingConfig) -> DecodeResult:
     early = forest.join(request.request(config))
     leaver, late = forest.join(request.request(config)), None
     outcome, held = None, 0
-    waiting: list[BatchMember] = []
+    waiting: list[BatchedRequest] = []
     for iteration in range(10_000):
         if iteration == 1:
             late = forest.join(request.request(config, preempts=request.forced()))
@@ -334,13 +334,13 @@ def with_others(request: WholeRequest, config: DecodingConfig) -> DecodeResult:
         for progress in forest.iterate():
             assert not isinstance(progress.event, Exception), progress.event
             if isinstance(progress.event, Preempted):
-                waiting.append(progress.member)
-            elif progress.member is late and isinstance(progress.event, DecodeResult):
+                waiting.append(progress.live)
+            elif progress.live is late and isinstance(progress.event, DecodeResult):
                 outcome = progress.event
         for member in (early, late):
             if member is not None:
                 held = max(held, *(view.num_rows for view in member.views.values()), 0)
-        if iteration > 1 and forest.num_members == 0 and not waiting:
+        if iteration > 1 and forest.num_live == 0 and not waiting:
             break
     assert held <= most_rows(len(request.prompt), config), "more rows than were reserved"
     assert outcome is not None

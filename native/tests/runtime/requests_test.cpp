@@ -64,17 +64,17 @@ Json answers(dsbd::Pipeline& pipeline, const Json& given) {
         }
     }
     dsbd::BatchedDecoder decoder(pipeline.target(), pipeline.draft());
-    std::map<const dsbd::BatchMember*, std::size_t> live;
+    std::map<const dsbd::LiveRequest*, std::size_t> live;
     for (std::size_t i = 0; i < requests.size(); ++i) {
         live[decoder.join(requests[i].request).get()] = i;
     }
     while (!live.empty()) {
         for (const dsbd::Progress& progress : decoder.iterate()) {
             if (std::holds_alternative<dsbd::WasPreempted>(progress.event)) {
-                decoder.resume(progress.member);
+                decoder.resume(progress.live);
                 continue;
             }
-            const std::size_t i = live.extract(progress.member.get()).mapped();
+            const std::size_t i = live.extract(progress.live.get()).mapped();
             const auto* result = std::get_if<dsbd::DecodeResult>(&progress.event);
             found[numbers[i]] =
                 result ? result_of(*result, requests[i].start.get(), requests[i].request.config)
