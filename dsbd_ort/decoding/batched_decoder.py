@@ -252,7 +252,7 @@ class BatchedDecoder:
             return
         seconds = self._clock() - began
         if self._costs:
-            observe_call(self._costs, calls, seconds, results[0].reading)
+            observe_call(self._costs, calls, seconds, results[0])
         failed = results[0].failed
         for live, call, result in zip(callers, calls, results, strict=True):
             if failed and (error_of_source := failed.get(live.request.source)) is not None:

@@ -189,6 +189,7 @@ struct ForwardResult {
     double source_seconds = 0.0;  // that reading it took
     double source_own_seconds = 0.0;  // of these the engine's, without its target's
     std::optional<double> run_s;  // seconds in the engine's runtime, if measured
+    bool sets_up = false;  // the call was bound or recorded, which later ones of its size are not
     // Of a forward of several sources: those that could not be read, whose rows mean nothing.
     std::vector<std::pair<const Source*, std::exception_ptr>> failed;
 

@@ -194,6 +194,7 @@ ForwardResult PyEngine::forward(const Forward& forward) {
     if (const nb::object run_s = found.attr("run_s"); !run_s.is_none()) {
         result.run_s = nb::cast<double>(run_s);
     }
+    result.sets_up = is_true(found.attr("sets_up"));
     if (const nb::object failed = found.attr("failed"); !failed.is_none()) {
         for (const auto& source : forward.sources) {
             const nb::object error = failed.attr("get")(object_of(source.get()));

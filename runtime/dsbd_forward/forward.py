@@ -205,6 +205,8 @@ class ForwardResult:
             not measured.
         failed: for a forward with several sources, errors by source; the results of these sources'
             rows are invalid. None: all sources were read.
+        sets_up: whether the engine did work that it saves later calls of this size, such as binding
+            or recording the call: the time of this one says nothing about them.
     """
 
     logits: Logits
@@ -213,6 +215,7 @@ class ForwardResult:
     reading: SourceReading | None = None
     run_s: float | None = None
     failed: Mapping[Source, Exception] | None = None
+    sets_up: bool = False
 
     def engine_s(self, call_s: float) -> float:
         """Return the seconds in the engine, including encoders, of a call that took ``call_s``."""
@@ -229,7 +232,7 @@ class ForwardResult:
         for forward in forwards:
             rows = slice(row, row := row + len(forward.logit_rows))
             logits = self.logits.part(rows)
-            of_all = self.reading, self.run_s, self.failed
+            of_all = self.reading, self.run_s, self.failed, self.sets_up
             parts.append(ForwardResult(logits, self.features, feature, *of_all))
             feature += forward.num_features
         return parts

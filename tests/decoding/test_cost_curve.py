@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from dsbd_forward.forward import SourceReading
+from dsbd_forward.forward import ForwardResult, SourceReading
+from dsbd_forward.logits import DenseLogits
 from dsbd_ort.decoding.drafting.acceptance import LoopCost
 from dsbd_ort.decoding.drafting.cost_curve import (
     FREE,
@@ -190,6 +191,11 @@ def test_a_loop_may_take_no_time_that_the_clock_can_tell() -> None:
     assert cost.iteration + cost.layer == pytest.approx(2e-3, rel=0.05)
 
 
+def that_read(num_tokens: int, seconds: float, own_seconds: float) -> ForwardResult:
+    logits = DenseLogits(np.zeros((0, 1), np.float32))
+    return ForwardResult(logits, reading=SourceReading(num_tokens, seconds, own_seconds))
+
+
 def test_what_a_draft_reads_its_source_with_is_learned_apart_from_its_rows():
     costs = LearnedCosts(target_bytes=10**9, draft_bytes=10**8, source_bytes=2 * 10**8)
     guessed = costs.now()
@@ -199,10 +205,9 @@ def test_what_a_draft_reads_its_source_with_is_learned_apart_from_its_rows():
     def call(role: Role, num_rows: int) -> EngineCall:
         return EngineCall(role, meter, num_rows, lambda _: None)
 
-    reading = SourceReading(num_tokens=100, seconds=0.9, own_seconds=0.5)
     for _ in range(9):
-        observe_call(costs, [call("draft", 4)], 1.0, reading)
-        observe_call(costs, [call("target", 4)], 2.0, SourceReading(100, 1.6, 1.6))
+        observe_call(costs, [call("draft", 4)], 1.0, that_read(100, 0.9, 0.5))
+        observe_call(costs, [call("target", 4)], 2.0, that_read(100, 1.6, 1.6))
     learned = costs.now()
     assert learned.draft.up_to(4)[4] == pytest.approx(0.1, rel=0.05)
     assert learned.target.up_to(4)[4] == pytest.approx(0.4, rel=0.05)
@@ -216,7 +221,7 @@ def test_a_prompt_is_no_call_of_rows_but_its_source_counts():
     costs = LearnedCosts(10**9, 10**8, 10**8)
     before = costs.now()
     call = EngineCall("draft", Meter(), 4, lambda _: None, is_prefill=True)
-    observe_call(costs, [call], 9.0, SourceReading(10, 8.0, 8.0))
+    observe_call(costs, [call], 9.0, that_read(10, 8.0, 8.0))
     assert costs.now().draft == before.draft
     assert costs.now().source != before.source
     without = LearnedCosts(10**9, 10**8)

@@ -8,17 +8,22 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dsbd_forward.forward import Forward, ForwardResult
 from dsbd_ort.decoding import DecodeResult, DecodingConfig, StopState, TableModel
 from dsbd_ort.decoding.drafting.acceptance import AcceptanceEstimator
 from dsbd_ort.decoding.drafting.cost_curve import (
     CostCurve,
+    Costs,
     EngineCosts,
+    LearnedCosts,
     RequestCosts,
+    learn_from_first_calls,
     never_falling,
 )
 from dsbd_ort.decoding.drafting.throughput import ThroughputDraftPolicy
 from tests.decoding.tables import (
     LogitsOf,
+    TimedTable,
     all_tokens,
     decoded,
     ends_with,
@@ -279,3 +284,48 @@ def test_a_source_is_read_by_the_draft_where_that_pays(num_tokens, seconds, most
         stats = generate_of_source(seed, num_tokens, seconds, most).stats
         assert (stats.num_draft_tokens > 0) == is_drafted
         assert (stats.draft_calls > 0) == is_drafted
+
+
+class SetUpTable(TimedTable):
+    """A table on a device: the first call of a size and of a capacity takes 50 calls' time.
+
+    set_up: the sizes so far.
+    """
+
+    set_up_s = 0.0
+
+    def forward(self, forward: Forward) -> ForwardResult:
+        sizes = [1 << (n - 1).bit_length() for n in (forward.num_new, 64 + self.num_rows)]
+        is_new = tuple(sizes) not in vars(self).setdefault("set_up", set())
+        if is_new:
+            self.set_up.add(tuple(sizes))
+            self._clock[0] += (seconds := 50 * self.seconds_of_row)
+            self.set_up_s += seconds
+        return dataclasses.replace(super().forward(forward), sets_up=is_new)
+
+
+def seconds_on_a_device(draft: str, costs: Costs, num_beams: int) -> float:
+    """Return the seconds of 12 requests, but for those that set up the engines."""
+    clock, experience = [0.0], AcceptanceEstimator()
+    target = SetUpTable(VOCAB, TARGET, ON_A_DEVICE.target, clock)
+    model = SetUpTable(VOCAB, DRAFTS[draft], ON_A_DEVICE.draft, clock)
+    learn_from_first_calls(costs, model, clock=lambda: clock[0])
+    more = {"clock": lambda: clock[0], "costs": costs, "estimator": experience}
+    clock[0] = target.set_up_s = model.set_up_s = 0.0
+    for seed in range(12):
+        config = DecodingConfig(num_beams=num_beams, max_new_tokens=96, eos_token_id=None, seed=0)
+        decoded(request_on(config, (seed % VOCAB, 1), seed, **more), target, model)
+    return clock[0] - target.set_up_s - model.set_up_s
+
+
+ON_A_DEVICE = EngineCosts(
+    CostCurve((1, 64), (5.5e-4, 7e-4)), CostCurve((1, 64), (3.5e-4, 4e-4))
+)  # a small pair on an H200 (lab/results/gpu.md)
+
+
+@pytest.mark.parametrize("num_beams", [1, 2, 4])
+@pytest.mark.parametrize("draft", ["itself", "decent", "hostile"])
+def test_nothing_is_learned_from_the_calls_that_set_up_an_engine(draft: str, num_beams: int):
+    known = seconds_on_a_device(draft, ON_A_DEVICE, num_beams)
+    learned = seconds_on_a_device(draft, LearnedCosts(3 * 10**7, 10**7), num_beams)
+    assert learned < 1.1 * known

@@ -7,7 +7,12 @@ import pytest
 
 from dsbd_ort.decoding import DecodingConfig, TableModel
 from dsbd_ort.decoding.drafting.acceptance import AcceptanceEstimator
-from dsbd_ort.decoding.drafting.cost_curve import CostCurve, Costs, EngineCosts, LearnedCosts
+from dsbd_ort.decoding.drafting.cost_curve import (
+    CostCurve,
+    Costs,
+    EngineCosts,
+    LearnedCosts,
+)
 from dsbd_ort.decoding.drafting.throughput import ThroughputDraftPolicy
 from tests.decoding.tables import LogitsOf, TimedTable, Watched, decoded, request_on
 from tests.decoding.test_throughput import (

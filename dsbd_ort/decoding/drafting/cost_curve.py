@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from dsbd_forward.engine import Engine
 from dsbd_forward.features import ZEROS, ParentFeatures
-from dsbd_forward.forward import Forward, Source, SourceReading
+from dsbd_forward.forward import Forward, ForwardResult, Source
 from dsbd_ort.decoding.engine_call import EngineCall
 from dsbd_ort.decoding.kv_cache import PREFILL_CHUNK
 
@@ -122,14 +122,20 @@ class LearnedCosts:
 
 
 def observe_call(
-    costs: Costs, calls: Sequence[EngineCall], seconds: float, reading: SourceReading | None
+    costs: Costs, calls: Sequence[EngineCall], seconds: float, result: ForwardResult
 ) -> None:
-    """Let costs learn from calls that were made together, and from the source that they read."""
+    """Let costs learn from calls that were made together, and from the source that they read.
+
+    Nothing is learned from a call that set the engine up for its size: on a GPU it takes as long as
+    dozens of the next ones.
+    """
     role = calls[0].role
-    if reading is not None:
+    if (reading := result.reading) is not None:
         if role == "draft":
             costs.observe("source", reading.num_tokens, reading.own_seconds)
         seconds -= reading.seconds
+    if result.sets_up:
+        return
     num_rows = 0
     for call in calls:
         if call.is_prefill:
@@ -276,6 +282,7 @@ class RequestCosts:
 MEASURED_ROWS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48)
 _REPETITIONS = 5
 _FIRST_CALLS = 1, 1, 1, 32, 32  # rows, of a draft when its pair is opened; each size warms up
+_MOST_SET_UPS = 3  # calls of a size: one binds it, one records it
 
 
 def learn_from_first_calls(
@@ -286,12 +293,16 @@ def learn_from_first_calls(
 ) -> None:
     """Let costs learn from calls of one row and of many on empty caches.
 
-    An engine's first calls take longer. Those of many rows say what it costs to read a prompt,
-    which is decided upon before any other call of the draft.
+    An engine's first calls take longer; those that set it up are repeated. Those of many rows say
+    what it costs to read a prompt, which is decided upon before any other call of the draft.
     """
     for num_rows in _FIRST_CALLS:
         num_rows = min(num_rows, draft.spec.context_length or num_rows)
-        costs.observe("draft", num_rows, _timed_call(draft, num_rows, clock, source))
+        for _ in range(_MOST_SET_UPS):
+            seconds, sets_up = _timed_call(draft, num_rows, clock, source)
+            if not sets_up:
+                break
+        costs.observe("draft", num_rows, seconds)
     draft.keep(np.arange(0))
 
 
@@ -308,13 +319,16 @@ def _measured_curve(model: Engine, clock: Callable[[], float], source: Source) -
     seconds = np.empty((_REPETITIONS + 1, len(MEASURED_ROWS)))
     for repetition in seconds:  # in turns, so that a disturbance does not spoil one point
         for i, num_rows in enumerate(MEASURED_ROWS):
-            repetition[i] = _timed_call(model, num_rows, clock, source)
+            repetition[i], _ = _timed_call(model, num_rows, clock, source)
     model.keep(np.arange(0))
     medians = np.maximum.accumulate(np.median(seconds[1:], axis=0))  # the first warms up
     return CostCurve(MEASURED_ROWS, tuple(medians.tolist()))
 
 
-def _timed_call(model: Engine, num_rows: int, clock: Callable[[], float], source: Source) -> float:
+def _timed_call(
+    model: Engine, num_rows: int, clock: Callable[[], float], source: Source
+) -> tuple[float, bool]:
+    """Make a call on an empty cache; return its seconds, and whether it set the engine up."""
     model.keep(np.arange(0))
     rows = np.arange(num_rows)
     began = clock()
@@ -326,4 +340,4 @@ def _timed_call(model: Engine, num_rows: int, clock: Callable[[], float], source
         Forward(tokens, rows, mask, rows, parent_features=parents, source=source)
     )
     seconds = clock() - began
-    return seconds - result.reading.seconds if result.reading else seconds
+    return seconds - (result.reading.seconds if result.reading else 0.0), result.sets_up

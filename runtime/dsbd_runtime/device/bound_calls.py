@@ -92,6 +92,7 @@ class BoundCaches:
         size = tuple(call.sizes.values())
         if size not in self._forwards:
             self._forwards[size] = self._bind_forward(call)
+            call.sets_up = True
         return self._forwards[size]
 
     def move(self, num_rows: int) -> BoundMove:
@@ -208,7 +209,9 @@ class BoundForward:
         began = time.perf_counter()
         for work in call.befores:
             work()
+        num_tries = self.queue.num_tries
         self.queue.run()
+        call.sets_up |= self.queue.num_tries > num_tries
         for work in call.afters:
             work()
         num_returned = call.num_logit_rows

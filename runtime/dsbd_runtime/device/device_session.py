@@ -52,7 +52,7 @@ class DeviceSession:
                 "fewer beams or a shorter draft, or export with --logits topk:K"
             ) from error
         outputs = forward.run(staged)
-        call.count_run(staged.run_s)
+        call.count_run(staged.run_s, sets_up=staged.sets_up)
         self._head.collect(call, outputs)
 
     def close(self) -> None:

@@ -27,6 +27,7 @@ class StagedCall:
     outputs: outputs of the head, for ``num_logit_rows`` rows.
     befores, afters: copies on the device around the call.
     run_s: seconds from the queueing of the first work to the end of all work.
+    sets_up: whether the call was bound or recorded, which later ones of its sizes are not.
     """
 
     is_cleared = True
@@ -51,6 +52,7 @@ class StagedCall:
         self.befores: list[Callable[[], None]] = []
         self.afters: list[Callable[[], None]] = []
         self.run_s = 0.0
+        self.sets_up = False
         self._inputs = inputs
 
     def size(self, dim: str, number: int) -> int:

@@ -100,9 +100,11 @@ class Call:
         forward = self.forward.part(start, stop)
         return Call(forward, self.first_row + start, self, self.start + start)
 
-    def count_run(self, seconds: float) -> None:
-        """Add seconds that the engine's runtime took."""
+    def count_run(self, seconds: float, *, sets_up: bool = False) -> None:
+        """Add seconds that the engine's runtime took; ``sets_up``: see ForwardResult."""
         self.returned["run_s"] = self.returned.get("run_s", 0.0) + seconds
+        if sets_up:
+            self.returned["sets_up"] = True
 
     def chunks(self, most_rows: int) -> Iterator[Call]:
         num_new = self.num_new
