@@ -79,11 +79,11 @@ class ModelSource:
         return self._checkpoint
 
     def parts(self, options: ModelOptions) -> list[ExportPart]:
-        """Return the parts of the engine; the kinds of state in the runtime: ``ModelEntry.parts``.
+        """Return the parts of the engine; a subclass adds those of its kind of model.
 
-        Parts prepare a call and complete a model in this order, because sources change the
-        arguments of all other parts, and the head changes the file with which features are
-        compared.
+        They prepare a call and complete a model in this order, because sources change the arguments
+        of all other parts, and the head changes the file with which features are compared. The
+        order of ``ModelEntry.parts`` is the order in which calls bind their tensors.
         """
         checkpoint = self._checkpoint
         kinds: list[tuple[object, Callable[[Checkpoint], ExportPart]]] = [
