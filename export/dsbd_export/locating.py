@@ -19,6 +19,7 @@ from dsbd_export.checkpoints.checkpoint_files import (
     pointer_in,
 )
 from dsbd_export.checkpoints.gguf_file import is_gguf
+from dsbd_export.checkpoints.model_config import CheckpointFiles
 from dsbd_export.config import ModelOptions
 from dsbd_export.encoder_decoder.ctranslate2_folder import is_ctranslate2
 from dsbd_export.errors import ExportError, reason_of
@@ -98,12 +99,13 @@ _KIND_BY_ENDING = {
 }
 
 
-def refusal_of_files(role: str, folder: Path) -> str | None:
+def refusal_of_files(files: CheckpointFiles) -> str | None:
     """Return why the weights of a checkpoint cannot be used, and the fix; None if they can."""
+    role, folder = files.role, files.folder
     if reason := pointer_in(folder):
         return f"cannot be read: {reason}"
     adapter = _first_file(folder, _ADAPTER_FILES)
-    if adapter and not carries_adapter(folder):
+    if adapter and not carries_adapter(files):
         content = json_object_or_none(folder / CONFIG_FILE) or {}
         kind = f", {content['peft_type']}" if "peft_type" in content else ""
         if (folder / "config.json").is_file():
@@ -118,7 +120,7 @@ def refusal_of_files(role: str, folder: Path) -> str | None:
             f"is an adapter alone ({adapter}{kind}); give the model that it was trained for, into "
             f"which it is merged: dsbd-export {command}"
         )
-    if how := _quantized(folder):
+    if how := _quantized(files):
         return (
             f"has weights that are already quantized ({how}); a checkpoint in fp32, fp16 or bf16 "
             "is needed: export the model that they were made from, with --quantize int4 or "
@@ -132,9 +134,9 @@ def _first_file(folder: Path, patterns: Iterable[str]) -> str | None:
     return next(found, None)
 
 
-def _quantized(folder: Path) -> str | None:
+def _quantized(files: CheckpointFiles) -> str | None:
     """Return how the weights are quantized, and the file that shows it; None if they are not."""
-    config = json_object_or_none(folder / "config.json") or {}
+    config, folder = files.config_json, files.folder
     parts = (config, *(part for part in config.values() if isinstance(part, dict)))
     if any(part.get("quantization_config") is not None for part in parts):
         return None

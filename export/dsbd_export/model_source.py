@@ -79,7 +79,23 @@ class ModelSource:
         return self._checkpoint
 
     def parts(self, options: ModelOptions) -> list[ExportPart]:
-        return parts_of_engine(self._checkpoint, options)
+        """Return the parts of the engine; a subclass adds those of its kind of model.
+
+        They prepare a call and complete a model in this order, because sources change the arguments
+        of all other parts, and the head changes the file with which features are compared. The
+        order of ``ModelEntry.parts`` is the order in which calls bind their tensors.
+        """
+        checkpoint = self._checkpoint
+        kinds: list[tuple[object, Callable[[Checkpoint], ExportPart]]] = [
+            (True, ExportedAttention),
+            (num_ancestors(checkpoint.caches), ExportedConvolutions),
+            (recurrent(checkpoint.caches), ExportedRecurrences),
+            (checkpoint.feature_layers, ExportedFeatures),
+            (True, ExportedHead),
+            (checkpoint.encoder, ExportedSources),
+            (aligned_speech(checkpoint), ExportedAlignment),
+        ]
+        return [kind(checkpoint) for has_kind, kind in kinds if has_kind]
 
     def references(self, model: Any) -> list[Reference]:
         """Return the model's logits of the parity cases; a draft's cover the tokens it proposes."""
@@ -141,25 +157,3 @@ class ModelSource:
 
 
 SourceOf = Callable[[Checkpoint], ModelSource]
-
-
-HasKind = Callable[[Checkpoint, ModelOptions], object]
-PARTS: tuple[tuple[HasKind, Callable[[Checkpoint], ExportPart]], ...] = (
-    (lambda *_: True, ExportedAttention),
-    (lambda checkpoint, _: num_ancestors(checkpoint.caches), ExportedConvolutions),
-    (lambda checkpoint, _: recurrent(checkpoint.caches), ExportedRecurrences),
-    (lambda checkpoint, _: checkpoint.feature_layers, ExportedFeatures),
-    (lambda *_: True, ExportedHead),
-    (lambda checkpoint, _: checkpoint.encoder, ExportedSources),
-    (lambda checkpoint, _: aligned_speech(checkpoint), ExportedAlignment),
-)
-"""For each kind of part: whether an engine has it, once the model is loaded, and its class.
-
-Parts prepare a call and complete a model in this order, because sources change the arguments of all
-other parts, and the head changes the file with which features are compared.
-"""
-
-
-def parts_of_engine(checkpoint: Checkpoint, options: ModelOptions) -> list[ExportPart]:
-    """Return the parts of a checkpoint's engine, in the order of ``PARTS``."""
-    return [kind(checkpoint) for has_kind, kind in PARTS if has_kind(checkpoint, options)]

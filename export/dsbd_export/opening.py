@@ -9,9 +9,7 @@ from pathlib import Path
 
 from dsbd_export.checkpoints.adapter import read_adapter
 from dsbd_export.checkpoints.checkpoint import Checkpoint
-from dsbd_export.checkpoints.checkpoint_files import (
-    pointer_in,
-)
+from dsbd_export.checkpoints.checkpoint_files import pointer_in
 from dsbd_export.checkpoints.gguf_file import is_gguf
 from dsbd_export.checkpoints.model_config import CheckpointFiles, GgufFiles, read_decoder
 from dsbd_export.config import DraftConfig, DraftedOptions, ExportConfig, ModelOptions
@@ -192,7 +190,8 @@ def _opened(sources: Mapping[str, str], options: ModelOptions) -> dict[str, Chec
 
 def open_checkpoint(role: str, folder: Path, options: ModelOptions) -> Checkpoint:
     """Read the config files in ``folder``; ``role`` is "target" or "draft"."""
-    if reason := refusal_of_files(role, folder):
+    files = CheckpointFiles(role, folder, options)
+    if reason := refusal_of_files(files):
         raise ExportError(f"the {role} at {folder} {reason}")
     if is_ctranslate2(folder):
         made, weights = transformers_files(folder)
@@ -203,7 +202,7 @@ def open_checkpoint(role: str, folder: Path, options: ModelOptions) -> Checkpoin
             f"the {role} at {folder} has no config.json; give a checkpoint folder"
             f"{f', or a GGUF file, such as {found[0]}' if found else ''}"
         )
-    return _read(CheckpointFiles(role, folder, options))
+    return _read(files)
 
 
 def _read(files: CheckpointFiles) -> Checkpoint:

@@ -7,7 +7,6 @@ widened copy would double or triple the memory. So every operation widens its in
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +25,11 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from dsbd_export.checkpoints.checkpoint import Checkpoint
 from dsbd_export.errors import ExportError
-from dsbd_export.tokenizers.tokenizer_files import highest_token_id, read_tokenizer
+from dsbd_export.tokenizers.tokenizer_files import (
+    highest_token_id,
+    read_tokenizer,
+    tokenizer_json,
+)
 from dsbd_export.tokenizers.tokenizer_gate import reads_little
 from dsbd_forward.forward import Source
 from dsbd_runtime.parts.source.source_values import SourceValues
@@ -322,7 +325,7 @@ def num_drawn(checkpoint: Checkpoint) -> int:
 def own_text_ids(checkpoint: Checkpoint, file: Path, max_tokens: int) -> NDArray[np.int64]:
     """Return the first tokens of an English text, or random tokens for other alphabets."""
     text = file.read_text("utf-8")
-    tokenizer = Tokenizer.from_str(json.dumps(read_tokenizer(checkpoint)))
+    tokenizer = Tokenizer.from_str(tokenizer_json(checkpoint))
     if reads_little(text, tokenizer.decode(tokenizer.encode(text).ids)):
         return np.random.default_rng(1).integers(
             0, num_drawn(checkpoint), max_tokens, dtype=np.int64
@@ -332,7 +335,7 @@ def own_text_ids(checkpoint: Checkpoint, file: Path, max_tokens: int) -> NDArray
 
 def text_ids(checkpoint: Checkpoint, texts: Sequence[str], max_tokens: int) -> NDArray[np.int64]:
     """Return the first tokens of texts, equally many of each; ExportError if they are unusable."""
-    tokenizer = Tokenizer.from_str(json.dumps(read_tokenizer(checkpoint)))
+    tokenizer = Tokenizer.from_str(tokenizer_json(checkpoint))
     share = max_tokens // len(texts)
     parts = [np.array(tokenizer.encode(text).ids[:share], np.int64) for text in texts]
     token_ids = np.concatenate(parts)

@@ -230,12 +230,12 @@ def _write_model(
     check_form(checkpoint, config)
     parts = source.parts(config)
     contract = joined(parts)
-    config = _with_attention(checkpoint, contract.inexact, config, report)
     report(f"{role}: computing reference logits")
     wanted = source.references(model)
     for part in parts:
         wanted = part.refer(model, wanted)
-    seen = source.largest_values(model) if config.sums_integers else None
+    is_integer = config.sums_integers and not contract.inexact
+    seen = source.largest_values(model) if is_integer else None
     rows = None
     if config.rounds_rows:
         rows = source.product_rows(model, config.calibration_texts)
@@ -243,8 +243,8 @@ def _write_model(
     graphs = source.capture(model, parts, report)
     if config.attention_form == EXACT:
         layers = [cache.layer for cache in attending(checkpoint.caches)]
-        missing = without_exact_form(graphs[0].graph, layers)
-        config = _with_attention(checkpoint, missing, config, report)
+        if missing := contract.inexact or without_exact_form(graphs[0].graph, layers):
+            config = _without_exact_attention(checkpoint, missing, config, report)
     passes = _graph_passes(checkpoint, config, seen, rows)
     for graph in graphs:
         _write_graph(graph, passes, checkpoint, folder, config, report)
@@ -285,12 +285,13 @@ def _write_graph(
     ir.save(graph, folder / captured.file, external_data=captured.weights, callback=written)
 
 
-def _with_attention(
-    checkpoint: Checkpoint, missing: str | None, config: ModelOptions, report: Report
+def _without_exact_attention(
+    checkpoint: Checkpoint, missing: str, config: ModelOptions, report: Report
 ) -> ModelOptions:
-    """Return the options with a model's form of attention; ``missing``: why not exact, if so."""
-    if not missing or config.attention_form != EXACT:
-        return config
+    """Return the options with fused attention; ExportError if exact attention was requested.
+
+    missing: why the model has no exact form.
+    """
     model = f"the {checkpoint.role} (family {checkpoint.family})"
     if config.attention == EXACT:
         raise ExportError(

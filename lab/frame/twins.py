@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig
 
+from dsbd_export.checkpoints.checkpoint_files import json_object
 from dsbd_export.demo import demo_pair
 from dsbd_export.feature_draft.checkpoint import is_feature_draft
 from lab.frame.page import ROOT
@@ -53,10 +54,14 @@ def bundle_of(
         options += EXPORT_OPTIONS.get((params, quantize), ())
         options += DRAFT_OPTIONS.get(params, ())
         draft = _draft_of(twin, pair, work)
-        if not is_feature_draft(draft):  # a feature draft has a separate vocabulary
+        if not _is_feature_draft(draft):  # a feature draft has a separate vocabulary
             options += DRAFT_VOCAB.get(params, ())
         call("dsbd-export", "--target", twin / "target", "--draft", draft, "-o", bundle, *options)
     return bundle
+
+
+def _is_feature_draft(draft: Path) -> bool:
+    return is_feature_draft(json_object(draft / "config.json"))
 
 
 def _draft_of(twin: Path, pair: str | Path, work: Path) -> Path:
@@ -65,7 +70,7 @@ def _draft_of(twin: Path, pair: str | Path, work: Path) -> Path:
         return twin / "draft"
     if pair == HOSTILE:
         return _hostile_draft(work)
-    if not is_feature_draft(draft := Path(pair)):
+    if not _is_feature_draft(draft := Path(pair)):
         return draft
     widened = twin / draft.name
     if not widened.exists():

@@ -21,6 +21,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from dsbd_export.checkpoints.checkpoint import quiet_libraries
+from dsbd_export.checkpoints.checkpoint_files import json_object
 from dsbd_export.feature_draft.checkpoint import is_feature_draft
 from scripts.twin.feature_draft import widen_feature_draft
 from scripts.twin.weights import AddedTokens, TwinWeights, twin_config
@@ -58,7 +59,7 @@ def make_twin(
         click.ClickException: a twin's logits differ from the trained model's.
     """
     target, draft = pair
-    has_features = is_feature_draft(draft)
+    has_features = is_feature_draft(json_object(draft / "config.json"))
     if has_features and num_draft_params is not None:
         raise click.UsageError("a feature draft has no twin of its own; leave out --draft-params")
     if vocab_size is not None and num_draft_params is None and not has_features:

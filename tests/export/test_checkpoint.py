@@ -6,8 +6,11 @@ import re
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
@@ -32,6 +35,7 @@ from dsbd_export.config import ExportConfig
 from dsbd_export.demo import demo_pair
 from dsbd_export.errors import ExportError
 from dsbd_export.opening import open_pair
+from dsbd_export.parity_cases import forest_cases, text_case
 from dsbd_export.tokenizers.tokenizer_files import load_tokenizer
 from tests.export.conftest import SIZES, edit_json, opened, write_checkpoint
 
@@ -52,6 +56,25 @@ def test_a_folder_that_is_not_there(source):
 def test_a_revision_of_a_folder_has_no_meaning(llama_folder):
     with pytest.raises(ExportError, match="revision='main' has no meaning"):
         pair_of(llama_folder, revision="main")
+
+
+class CountedPath(type(Path())):
+    """A path that counts which files are read as text."""
+
+    reads: ClassVar[Counter[str]] = Counter()
+
+    def read_text(self, *args, **kwargs):
+        self.reads[self.name] += 1
+        return super().read_text(*args, **kwargs)
+
+
+def test_each_file_is_read_once(llama_folder):
+    checkpoint = opened(CountedPath(llama_folder))
+    for each in (checkpoint, replace(checkpoint, context_length=64)):
+        forest_cases(each)
+        text_case(each)
+    names = ("config.json", "generation_config.json", "tokenizer.json")
+    assert {name: CountedPath.reads[name] for name in names} == dict.fromkeys(names, 1)
 
 
 def test_max_context_limits_the_context(llama_folder):

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from dsbd_export.checkpoints.model_config import CheckpointFiles
 from dsbd_export.config import ModelOptions
 from dsbd_export.demo import demo_pair
 from dsbd_export.errors import ExportError
@@ -106,7 +107,7 @@ def test_a_residual_is_not_guessed(tmp_path):
     del content["norm_before_residual"]
     file.write_text(json.dumps(content))
     with pytest.raises(ExportError, match="lacks norm_before_residual, which engines read as true"):
-        read_feature_config(folder)
+        read_feature_config(CheckpointFiles("draft", folder, ModelOptions()))
 
 
 def test_a_feature_draft_is_no_target(tmp_path):
@@ -120,7 +121,7 @@ def test_another_vocabulary_or_target_is_refused(targets, tmp_path):
     folder = write_flat(tmp_path / "draft", weights, VOCAB_SIZE - 1)
     with pytest.raises(ExportError, match="vocab_size is 300 in the target and 299 in the draft"):
         opened(targets["llama"], folder)
-    config = read_feature_config(folder)
+    config = read_feature_config(CheckpointFiles("draft", folder, ModelOptions()))
     with pytest.raises(ExportError, match="inputs of 3 layers of its target, which has 2 layers"):
         config.target_layers(2)
 

@@ -7,6 +7,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from dsbd_distill.loss import rollout_reads
 from dsbd_export.checkpoints.checkpoint import quiet_libraries
+from dsbd_export.checkpoints.model_config import CheckpointFiles
 from dsbd_export.config import ModelOptions
 from dsbd_export.demo import demo_pair
 from dsbd_export.feature_draft.checkpoint import read_feature_config
@@ -79,7 +80,8 @@ def test_a_pair_with_a_feature_draft_becomes_a_twin_with_more_tokens(tmp_path):
     options = {**OPTIONS, "context": 512, "vocab_size": 5000}
     make_twin((target, draft), tmp_path / "twin", 8_000_000, **options)
     twin = LlamaConfig.from_pretrained(tmp_path / "twin" / "target")
-    made = read_feature_config(tmp_path / "twin" / "draft")
+    files = CheckpointFiles("draft", tmp_path / "twin" / "draft", ModelOptions())
+    made = read_feature_config(files)
     assert made.target_hidden_size == twin.hidden_size > old.hidden_size
     assert made.layer.vocab_size == twin.vocab_size == 5000
     assert made.layer.max_position_embeddings == twin.max_position_embeddings == 512

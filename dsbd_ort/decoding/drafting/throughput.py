@@ -64,27 +64,34 @@ class _Layer:
 
 
 @dataclass(slots=True)
-class _Draft:
-    """The draft of the current iteration; times in seconds."""
+class _Cost:
+    """Cost of a draft: what its layers may cost, and their rows and calls; times in seconds."""
 
-    limit: int = 0  # most layers
-    may_call: bool = False  # whether the draft model may be called for them
     stake: float = 0.0  # most that its layers may cost, each at its narrowest
     prompt: float = 0.0  # to read the prompt and source, 0 once they are read
     num_left: int = 1  # iterations that may share the cost of the prompt
     num_rows: int = 0  # of the target call, with the layers that were chosen
     num_needed: int = 0  # without them
-    worth: float = 0.0  # gain of further layers after those chosen, their calls included
+    next_call: tuple[int, float] = 0, 0.0  # rows, seconds of the prompt read before
+    calls: list[tuple[int, float]] = field(default_factory=list)
+    refused: float = 0.0  # cost of a first layer that exceeds the budget
+
+
+@dataclass(slots=True)
+class _Draft:
+    """The draft of the current iteration: its limits, its layers and their expected result."""
+
+    cost: _Cost = field(default_factory=_Cost)
+    limit: int = 0  # most layers
+    may_call: bool = False  # whether the draft model may be called for them
     may_try: bool = False  # the budget may buy a first layer that is not expected to pay
     is_try: bool = False  # it does
-    reach: float = 1.0  # probability that all layers are accepted
-    expected: float = 1.0  # tokens
-    next_call: tuple[int, float] = 0, 0.0  # rows, seconds of the prompt read before
-    called: list[tuple[int, float]] = field(default_factory=list)
     layers: list[_Layer | None] = field(default_factory=list)  # None for a forced one
     num_forced: int = 0
     parent_deficits: Floats | None = None  # (num_beams,) of the last layer; None: all are 0
-    refused: float = 0.0  # cost of a first layer that exceeds the budget
+    reach: float = 1.0  # probability that all layers are accepted
+    expected: float = 1.0  # tokens
+    worth: float = 0.0  # seconds that further layers gain, their calls included
 
 
 class ThroughputDraftPolicy:
@@ -147,7 +154,6 @@ class ThroughputDraftPolicy:
             may_call &= prompt <= max(_FIRST_TOKEN * self._target_seconds(), self._usual_call)
         if may_call and not self._has_advance:
             self._ask_for_advance(most_layers + 1)
-        balance = budget.balance * usual
         num_left = most_layers + 1
         if unread[1]:  # few targets are longer than their source
             num_left = min(num_left, max(unread[1], 2))
@@ -157,21 +163,22 @@ class ThroughputDraftPolicy:
         self._gains_ahead *= self._token_seconds
         self._calls_ahead = self._usual_call * _LAYERS_AHEAD
         self._has_begun = True
-        self._now = _Draft(
-            limit=min(self._most_layers, most_layers),
-            may_call=may_call,
-            # The less there is, the smaller the drafts: else one or two that fail would be all.
-            stake=max(0.5 * balance, balance - 0.6 * usual),
-            prompt=prompt,
-            num_left=num_left,
-            num_rows=num_rows,
-            num_needed=num_rows,
-        )
         self._try_cost = max((self._usual_call + prompt) / usual, _LEAST_TRY)
-        self._now.may_try = not budget.iterations_until(self._try_cost, is_try=True)
+        may_try = not budget.iterations_until(self._try_cost, is_try=True)
         pays = budget.believes_estimates and self._pays_for(prompt, most_layers + 1)
-        self._now.may_call &= pays or self._now.may_try
+        # The less there is, the smaller the drafts: else one or two that fail would be all.
+        stake = max(0.5 * self._balance, self._balance - 0.6 * usual)
+        self._now = _Draft(
+            _Cost(stake, prompt, num_left, num_rows, num_needed=num_rows),
+            limit=min(self._most_layers, most_layers),
+            may_call=may_call and (pays or may_try),
+            may_try=may_try,
+        )
         self._now.worth = float(self._worth_of_more(1.0, num_rows)) + self._usual_call
+
+    @property
+    def _balance(self) -> float:
+        return self._budget.balance * self._usual  # seconds
 
     def _pays_for(self, prompt: float, most_tokens: int) -> bool:
         """Return whether drafts are expected to save twice what reading the prompt costs.
@@ -212,43 +219,61 @@ class ThroughputDraftPolicy:
         return num_candidates <= costs.most_beams and is_cheaper
 
     def wants_layer(self, num_rows: int, num_whole: int = 0) -> bool:
-        draft, estimator, costs = self._now, self._estimator, self._costs
-        if len(draft.layers) >= draft.limit or draft.reach == 0.0:
+        costs, cost = self._costs, self._now.cost
+        num_rows = min(num_rows, costs.most_rows)
+        call, prompt = costs.draft[num_rows] + self._layer, cost.prompt if num_rows else 0.0
+        if not self._estimator.num_learned:  # no evidence yet: the rest is for the first drafts
+            prompt = min(prompt, 0.5 * cost.stake)
+        if not (self._may_draft(num_rows) and self._can_pay(num_rows, call, prompt)):
             return False
-        if num_rows and not draft.may_call:
-            return False
-        if num_rows and draft.called and not self._budget.believes_estimates:
-            return False
-        call = self._costs.draft[min(num_rows, costs.most_rows)] + self._layer
-        prompt = draft.prompt if num_rows else 0.0
-        if not estimator.num_learned:  # before there is evidence; the rest is for the first drafts
-            prompt = min(prompt, 0.5 * draft.stake)
-        least = self._seconds_of_rows(costs.num_beams) if num_rows and not draft.may_try else 0.0
-        needed = self._spent(draft) + call + prompt + least
-        if needed > draft.stake:
-            if draft.layers or needed > self._budget.balance * self._usual:
-                draft.refused = 0.0 if draft.layers else needed
-                return False
-            draft.stake = needed
         if not (num_rows or num_whole) and costs.has_draft_model:  # its call is not known yet
             return True
-        worth = draft.worth - call
-        if num_whole:  # the selected beams are among them: an iteration is saved
-            draft.stake = self._budget.balance * self._usual
-            saved = self._costs.seconds[min(num_whole, costs.num_beams)] + estimator.loop.iteration
-            worth += max(draft.reach * saved - self._seconds_of_rows(num_whole) - call, 0.0)
-        # Every iteration left pays alike for the prompt: one for two tokens, if drafting pays.
-        if worth <= (2.0 * draft.prompt / draft.num_left if num_rows else 0.0):
-            draft.is_try = draft.may_try and not (draft.called or self._budget.has_earned)
-            if draft.called or not (draft.is_try or self._budget.has_earned):
-                return False
-        draft.next_call = min(num_rows, costs.most_rows), prompt
+        cost.next_call = num_rows, prompt
+        return self._gains(num_rows, num_whole, call) or self._may_lose()
+
+    def _may_draft(self, num_rows: int) -> bool:
+        """Return whether one more layer is possible, and allowed if the draft model is called."""
+        draft = self._now
+        is_first = not draft.cost.calls
+        may_call = draft.may_call and (is_first or self._budget.believes_estimates)
+        has_room = len(draft.layers) < draft.limit and draft.reach > 0.0
+        return has_room and (may_call or not num_rows)
+
+    def _can_pay(self, num_rows: int, call: float, prompt: float) -> bool:
+        """Return whether the stake, or the whole balance for a first layer, pays for a layer."""
+        draft, cost = self._now, self._now.cost
+        needed = self._spent() + call + prompt
+        if num_rows and not draft.may_try:
+            needed += self._seconds_of_rows(self._costs.num_beams)
+        most = cost.stake if draft.layers else max(cost.stake, self._balance)
+        if needed > most:
+            cost.refused = 0.0 if draft.layers else needed
+            return False
+        cost.stake = max(cost.stake, needed)
         return True
 
+    def _gains(self, num_rows: int, num_whole: int, call: float) -> bool:
+        """Return whether a layer and those after it are expected to gain more than they cost."""
+        draft, cost, costs = self._now, self._now.cost, self._costs
+        worth = draft.worth - call
+        if num_whole:  # the selected beams are among them: an iteration is saved
+            cost.stake = self._balance
+            saved = costs.seconds[min(num_whole, costs.num_beams)] + self._estimator.loop.iteration
+            worth += max(draft.reach * saved - self._seconds_of_rows(num_whole) - call, 0.0)
+        # Every iteration left pays alike for the prompt: one for two tokens, if drafting pays.
+        return worth > (2.0 * cost.prompt / cost.num_left if num_rows else 0.0)
+
+    def _may_lose(self) -> bool:
+        """Return whether a first layer is drafted without expected gain, and note if as a try."""
+        draft, has_earned = self._now, self._budget.has_earned
+        is_possible = not draft.cost.calls and (draft.may_try or has_earned)
+        draft.is_try = is_possible and not has_earned
+        return is_possible
+
     def choose(self, joint: JointDistribution, depth: int) -> NDArray[np.int64]:
-        draft, costs = self._now, self._costs
-        draft.called.append(draft.next_call)
-        draft.prompt = 0.0 if draft.next_call[0] else draft.prompt
+        draft, cost, costs = self._now, self._now.cost, self._costs
+        cost.calls.append(cost.next_call)
+        cost.prompt = 0.0 if cost.next_call[0] else cost.prompt
         best, deficits = self._least_deficits(joint, self._scores(joint, depth))
         num_best = len(best)
         if not num_best:  # every candidate ends its sequence: there is nothing to verify
@@ -264,7 +289,7 @@ class ThroughputDraftPolicy:
             gaps = np.minimum(gaps, max(gap, 0.0))
         draft.layers.append(_Layer(joint.nodes, joint.candidate_ids(best), gaps, narrowest))
         reach = draft.reach * self._estimator.accepted(gaps, len(draft.layers) - 1)
-        before = draft.num_rows
+        before = cost.num_rows
         rows = slice(before + narrowest, before + widest + 1)
         more = costs.target[rows] - costs.target[before]
         worth = self._worth_of_more(reach, rows)
@@ -280,13 +305,13 @@ class ThroughputDraftPolicy:
         draft.is_try = False  # it is expected to pay
         draft.reach, draft.worth = new_reach, float(worth[chosen]) + self._usual_call
         draft.expected += new_reach
-        draft.num_rows = min(before + width, costs.most_rows)
+        cost.num_rows = min(before + width, costs.most_rows)
         draft.parent_deficits = deficits[:width] if deficits[width - 1] > 0.0 else None
         return best[:width]
 
     def choose_forced(self, joint: JointDistribution) -> NDArray[np.int64]:
         """See DraftPolicy.choose_forced; if it is not reached, its rows are wasted."""
-        draft, most_rows = self._now, self._costs.most_rows
+        draft, cost, most_rows = self._now, self._now.cost, self._costs.most_rows
         num_new = int(np.count_nonzero(joint.tokens != STAY))
         saved = draft.reach * self._costs.seconds[min(num_new, most_rows)]
         is_limit = len(draft.layers) >= draft.limit or draft.num_forced == MOST_FORCED_LAYERS
@@ -295,15 +320,16 @@ class ThroughputDraftPolicy:
         draft.num_forced += 1
         draft.expected += draft.reach
         draft.layers.append(None)
-        draft.num_needed = min(draft.num_needed + num_new, most_rows)
-        draft.num_rows = min(draft.num_rows + num_new, most_rows)
-        draft.worth = float(self._worth_of_more(draft.reach, draft.num_rows)) + self._usual_call
+        cost.num_needed = min(cost.num_needed + num_new, most_rows)
+        cost.num_rows = min(cost.num_rows + num_new, most_rows)
+        draft.worth = float(self._worth_of_more(draft.reach, cost.num_rows)) + self._usual_call
         if draft.parent_deficits is not None:
             draft.parent_deficits = draft.parent_deficits[joint.parents]
         return np.arange(len(joint.tokens))
 
     def observe(self, iteration: Iteration) -> None:
-        estimator, draft, num_saved = self._estimator, self._now, len(iteration.committed) - 1
+        estimator, draft, cost = self._estimator, self._now, self._now.cost
+        num_saved = len(iteration.committed) - 1
         budget, has_begun, self._has_begun = self._budget, self._has_begun, False
         budget.pass_iteration()
         if not has_begun:
@@ -312,7 +338,7 @@ class ThroughputDraftPolicy:
         self._num_iterations += 1
         estimator.loop.learn(len(draft.layers), self._host_seconds() - self._began)
         self._refresh()  # calls cost what they are known to cost now that they have been made
-        spent, agrees = self._spent(draft), self._learn(draft, iteration.committed)
+        spent, agrees = self._spent(), self._learn(draft, iteration.committed)
         if len(draft.layers) > draft.num_forced:
             layer = self._usual_call + self._seconds_of_rows(self._costs.num_beams)
             if not (draft.is_try and agrees and layer < _CHEAP * self._usual):
@@ -320,18 +346,18 @@ class ThroughputDraftPolicy:
         else:
             budget.add(num_saved)
             if self._may_rest:
-                self._plan_rest(draft)
+                self._plan_rest()
         if self._num_iterations > 1 or self._costs.num_beams == 1:  # the first has one row
-            prompt = sum([prompt for _, prompt in draft.called])
-            seconds = self._costs.seconds[draft.num_needed] + estimator.loop.iteration + spent
-            seconds += 2.0 * prompt / draft.num_left - prompt
+            prompt = sum([prompt for _, prompt in cost.calls])
+            seconds = self._costs.seconds[cost.num_needed] + estimator.loop.iteration + spent
+            seconds += 2.0 * prompt / cost.num_left - prompt
             estimator.learn_rate(draft.expected, seconds / self._costs.row)
 
-    def _plan_rest(self, draft: _Draft) -> None:
+    def _plan_rest(self) -> None:
         """Rest until the budget pays for a draft, or for part of the wait for a try."""
         budget = self._budget
-        if draft.refused:
-            rest = budget.iterations_until(draft.refused / self._usual)
+        if refused := self._now.cost.refused:
+            rest = budget.iterations_until(refused / self._usual)
         else:
             wait = budget.iterations_until(self._try_cost, is_try=True)
             rest = int(wait * (1.0 - budget.share / SHARE))
@@ -358,16 +384,16 @@ class ThroughputDraftPolicy:
                 self._estimator.learn_agreement(self._context_size(), agrees=agrees)
         return agrees
 
-    def _spent(self, draft: _Draft) -> float:
+    def _spent(self) -> float:
         """Return the seconds that the draft costs so far, its forced layers aside."""
-        costs, seconds = self._costs, self._costs.seconds[draft.num_rows]
-        seconds -= self._costs.seconds[draft.num_needed]
-        for num_rows, prompt in draft.called:
+        costs, cost = self._costs, self._now.cost
+        seconds = costs.seconds[cost.num_rows] - costs.seconds[cost.num_needed]
+        for num_rows, prompt in cost.calls:
             seconds += costs.draft[num_rows] + self._layer + prompt
         return seconds
 
     def _seconds_of_rows(self, num_new: int) -> float:
-        seconds, before = self._costs.seconds, self._now.num_rows
+        seconds, before = self._costs.seconds, self._now.cost.num_rows
         return seconds[min(before + num_new, self._costs.most_rows)] - seconds[before]
 
     def _least_deficits(

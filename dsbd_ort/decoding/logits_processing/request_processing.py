@@ -184,7 +184,6 @@ class RequestProcessing:
         self, logits: Logits, nodes: Nodes, allowed: AllowedAfter, is_draft: bool
     ) -> tuple[ListedDistributions, NDArray[np.bool_]]:
         """Return distributions of rows of a top-k head, by id, and for which they are right."""
-        vocab_size = self.vocab_size
         tokens, scores = logits.most_probable(0)
         by_id = tokens.argsort(axis=1)
         tokens = np.take_along_axis(tokens, by_id, axis=1)
@@ -193,23 +192,34 @@ class RequestProcessing:
         if is_draft and listed is not None:  # what was left out counts as the last that was not
             scores = _looked_up(tokens, scores, listed)
             tokens = listed
-        candidates = Candidates(self.paths, nodes, tokens, vocab_size)
-        may_raise = np.zeros(len(nodes), dtype=np.bool_)
+        candidates = Candidates(self.paths, nodes, tokens, self.vocab_size)
+        processed, raw = self._processed(scores, logits.log_normalizers, candidates, is_draft)
+        is_allowed = allowed.are_allowed(tokens)
+        is_complete = np.ones(len(nodes), dtype=np.bool_)
+        if not is_draft:
+            num_allowed = np.count_nonzero(is_allowed, axis=1)
+            before = raw if self._warp.is_raw else scores
+            is_complete = self._are_right(before, processed, is_allowed, candidates)
+            is_complete |= num_allowed == allowed.num_of(self.vocab_size)
+        processed[~(is_allowed & is_complete[:, None])] = -np.inf
+        return self._listed(candidates, processed, raw), is_complete
+
+    def _are_right(
+        self,
+        before: Scores,
+        processed: Scores,
+        is_allowed: NDArray[np.bool_],
+        candidates: Candidates,
+    ) -> NDArray[np.bool_]:
+        """Return for which rows no token that a top-k head left out can be among the best."""
+        may_raise = np.zeros(len(before), dtype=np.bool_)
         for processor in self.processors:
             may_raise |= processor.may_raise(candidates)
-        processed, raw = self._processed(scores, logits.log_normalizers, candidates, is_draft)
-        before = raw if self._warp.is_raw else scores
         least = before.min(axis=1, keepdims=True)
         surely_best = (processed > least) | ((processed == least) & (before == least))
-        is_allowed = allowed.are_allowed(tokens)
-        processed[~is_allowed] = -np.inf
         num_sure = np.count_nonzero(surely_best & is_allowed, axis=1)
-        is_complete = ~may_raise & (num_sure >= (self._warp.top_k or vocab_size))
-        is_complete |= np.count_nonzero(is_allowed, axis=1) == allowed.num_of(vocab_size)
-        if is_draft:
-            is_complete[:] = True
-        processed[~is_complete] = -np.inf
-        return self._listed(candidates, processed, raw), is_complete
+        are_right: NDArray[np.bool_] = num_sure >= (self._warp.top_k or self.vocab_size)
+        return are_right & ~may_raise
 
     def _processed(
         self,

@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +56,8 @@ class Checkpoint:
     # entries of an exported target, whose encoder a draft may share
     target_encoder: EncoderEntry | None = None
     target_given: GivenEntry | None = None
+    # texts of tokenizer.json by folder, loaded once for all copies, see ``tokenizer_json``
+    tokenizer_texts: dict[Path, str] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def reads_whole_path(self) -> bool:

@@ -21,7 +21,11 @@ from transformers import (
 )
 
 from dsbd_export.checkpoints.checkpoint import Checkpoint, quiet_libraries
-from dsbd_export.checkpoints.checkpoint_files import json_object, read_proposed_tokens
+from dsbd_export.checkpoints.checkpoint_files import (
+    json_object,
+    json_object_or_none,
+    read_proposed_tokens,
+)
 from dsbd_export.checkpoints.families import DEFAULT_FAMILY, FAMILIES
 from dsbd_export.checkpoints.gguf_ends import ends_by_text, named_ends
 from dsbd_export.checkpoints.gguf_file import gguf_refusal, read_gguf_config, read_header
@@ -204,7 +208,7 @@ def decoder_vocab_size(config: PreTrainedConfig) -> int:
 
 @dataclass(frozen=True)
 class CheckpointFiles:
-    """A checkpoint folder; its configs are read when needed."""
+    """A checkpoint folder; each of its configs is read once, when needed."""
 
     role: str
     folder: Path
@@ -233,6 +237,11 @@ class CheckpointFiles:
         """Return the content of generation_config.json, {} without such a file."""
         file = self.folder / "generation_config.json"
         return json_object(file) if file.is_file() else {}
+
+    @cached_property
+    def config_json(self) -> dict[str, Any]:
+        """Return the content of config.json; {} if it is invalid, which ``config`` reports."""
+        return json_object_or_none(self.folder / "config.json") or {}
 
 
 class GgufFiles(CheckpointFiles):

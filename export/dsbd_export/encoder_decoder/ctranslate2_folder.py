@@ -50,9 +50,9 @@ Contents = dict[str, dict[str, Any]]  # contents of JSON files by file name
 def is_ctranslate2(place: Path) -> bool:
     """Return whether this is a folder with a model.bin of CTranslate2, or a package of Argos."""
     folder = _model_folder(place)
-    config = json_object_or_none(folder / _CONFIG) or {}
-    has_weights = (folder / _WEIGHTS).is_file() and "model_type" not in config
-    return has_weights or (place.suffix == _ARGOS and place.is_file())
+    if (folder / _WEIGHTS).is_file():
+        return "model_type" not in (json_object_or_none(folder / _CONFIG) or {})
+    return place.suffix == _ARGOS and place.is_file()
 
 
 def _model_folder(place: Path) -> Path:

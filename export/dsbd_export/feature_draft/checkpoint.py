@@ -14,13 +14,11 @@ the library's the layer that it enters.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from transformers import LlamaConfig, PreTrainedConfig, Qwen3Config
 
 from dsbd_export.checkpoints.checkpoint import Checkpoint
-from dsbd_export.checkpoints.checkpoint_files import json_object, json_object_or_none
 from dsbd_export.checkpoints.model_config import CheckpointFiles, constant_rope_length, layer_masks
 from dsbd_export.config import MIN_CONTEXT, ONNX, ModelOptions
 from dsbd_export.errors import ExportError, reason_of
@@ -77,18 +75,16 @@ class FeatureDraftConfig:
         return layers
 
 
-def is_feature_draft(folder: Path) -> bool:
-    """Return whether the config in a checkpoint folder is that of a feature draft."""
-    content = json_object_or_none(folder / "config.json") or {}  # errors are raised when it is read
+def is_feature_draft(content: Mapping[str, Any]) -> bool:
+    """Return whether the content of config.json is that of a feature draft."""
     return LIBRARY_TYPE in content or any(
         "eagle" in str(name).lower() for name in content.get("architectures") or []
     )
 
 
-def read_feature_config(folder: Path) -> FeatureDraftConfig:
-    """Read the config in a checkpoint folder; raise ExportError if it is unsupported."""
-    content = json_object(folder / "config.json")
-    where = f"the draft at {folder}"
+def read_feature_config(files: CheckpointFiles) -> FeatureDraftConfig:
+    """Return the config of a feature draft; raise ExportError if it is unsupported."""
+    content, where = files.config_json, f"the draft at {files.folder}"
     if reason := next(_refusals(content), None):
         raise ExportError(f"{where} cannot be exported: {reason}; choose another checkpoint")
     try:
@@ -186,7 +182,7 @@ class FeatureDraftCheckpoint(Checkpoint):
 
 def has_feature_draft(files: CheckpointFiles) -> bool:
     """Return whether files are a feature draft in one of the published layouts."""
-    return files.gguf_file is None and is_feature_draft(files.folder)
+    return files.gguf_file is None and is_feature_draft(files.config_json)
 
 
 def read_feature_draft(files: CheckpointFiles) -> Checkpoint:
@@ -197,7 +193,7 @@ def read_feature_draft(files: CheckpointFiles) -> Checkpoint:
             f"the {role} at {folder} is a feature draft (EAGLE), which works only with its target; "
             f"give it as the draft, and the model that it was trained for as the {role}"
         )
-    features = read_feature_config(folder)
+    features = read_feature_config(files)
     layer = features.layer
     return FeatureDraftCheckpoint(
         role=role,

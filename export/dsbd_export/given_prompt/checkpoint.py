@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from pathlib import Path
 
 from transformers import PreTrainedConfig
 
 from dsbd_export.checkpoints.checkpoint import Checkpoint
-from dsbd_export.checkpoints.checkpoint_files import json_object_or_none
 from dsbd_export.checkpoints.model_config import CheckpointFiles, read_decoder
 from dsbd_export.config import DraftedOptions, ExportConfig, ModelOptions
 from dsbd_export.errors import ExportError
@@ -53,11 +51,9 @@ def is_given_prompt(files: CheckpointFiles) -> bool:
     return files.config.model_type in GIVEN_KINDS and not files.options.text_only
 
 
-def carries_adapter(folder: Path) -> bool:
+def carries_adapter(files: CheckpointFiles) -> bool:
     """Return whether an adapter in a checkpoint's folder is part of the checkpoint."""
-    kind = GIVEN_KINDS.get(
-        str((json_object_or_none(folder / "config.json") or {}).get("model_type"))
-    )
+    kind = GIVEN_KINDS.get(str(files.config_json.get("model_type")))
     return kind is not None and kind.has_own_adapter
 
 

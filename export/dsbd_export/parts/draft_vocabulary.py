@@ -5,7 +5,6 @@ shorter head only lowers the acceptance (FR-Spec, arXiv 2502.14856).
 """
 
 import dataclasses
-import json
 from collections.abc import Sequence
 
 import numpy as np
@@ -21,7 +20,7 @@ from dsbd_export.errors import ExportError
 from dsbd_export.parity_cases import Reference
 from dsbd_export.progress import Report
 from dsbd_export.texts import readable_files, texts_of
-from dsbd_export.tokenizers.tokenizer_files import read_tokenizer
+from dsbd_export.tokenizers.tokenizer_files import tokenizer_json
 
 _SHORTER, _SHORT = (
     8_192,
@@ -89,7 +88,7 @@ def _token_counts(draft: Checkpoint, texts: tuple[str, ...]) -> NDArray[np.int64
     counts = np.zeros(draft.vocab_size, np.int64)
     if not texts:
         return counts
-    tokenizer = Tokenizer.from_str(json.dumps(read_tokenizer(draft)))
+    tokenizer = Tokenizer.from_str(tokenizer_json(draft))
     for file in readable_files("draft_texts", texts):
         for _name, pieces in texts_of(file):
             for piece in pieces:

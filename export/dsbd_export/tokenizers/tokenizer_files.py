@@ -51,9 +51,17 @@ _TEMPLATE_NAME = re.compile(r"[\w.-]*\w[\w.-]*")
 _CLEANED = (" .", " ?", " !", " ,", " ' ", " n't", " 'm", " 's", " 've", " 're")
 
 
+def tokenizer_json(checkpoint: Checkpoint) -> str:
+    """Return the text of tokenizer.json that ``write_tokenizer_files`` would write."""
+    texts, place = checkpoint.tokenizer_texts, checkpoint.tokenizer_folder
+    if place not in texts:
+        texts[place] = _backend(load_tokenizer(checkpoint)).to_str()
+    return texts[place]
+
+
 def read_tokenizer(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Return the content of tokenizer.json that ``write_tokenizer_files`` would write."""
-    content: dict[str, Any] = json.loads(_backend(load_tokenizer(checkpoint)).to_str())
+    """Return the content of ``tokenizer_json``."""
+    content: dict[str, Any] = json.loads(tokenizer_json(checkpoint))
     return content
 
 

@@ -105,49 +105,23 @@ public:
         return num_candidates <= costs_.most_beams && more < costs_.draft(num_rows);
     }
     bool wants_layer(std::size_t num_rows, std::size_t num_whole = 0) override {
-        Draft& draft = now_;
-        const DraftBudget& budget = *budget_;
-        if (draft.layers.size() >= draft.limit || draft.reach == 0.0) return false;
-        if (num_rows && !draft.may_call) return false;
-        if (num_rows && !draft.called.empty() && !budget.believes_estimates()) return false;
+        Cost& cost = now_.cost;
         const double call = costs_.draft(num_rows) + layer_;
-        double prompt = num_rows ? draft.prompt : 0.0;
-        // Before there is evidence; the rest is for the first drafts.
-        if (!estimator_.num_learned) prompt = std::min(prompt, 0.5 * draft.stake);
-        const bool has_least = num_rows && !draft.may_try;
-        const double least = has_least ? seconds_of_rows(costs_.num_beams) : 0.0;
-        const double needed = spent() + call + prompt + least;
-        if (needed > draft.stake) {
-            if (!draft.layers.empty() || needed > budget.balance * usual_) {
-                draft.refused = draft.layers.empty() ? needed : 0.0;
-                return false;
-            }
-            draft.stake = needed;
-        }
-        const bool is_call_known = num_rows || num_whole;
-        if (!is_call_known && costs_.has_draft_model) return true;
-        double worth = draft.worth - call;
-        if (num_whole) {  // the selected beams are among them: an iteration is saved
-            draft.stake = budget.balance * usual_;
-            const double saved =
-                costs_.target(std::min(num_whole, costs_.num_beams)) + estimator_.loop.iteration;
-            worth += std::max(draft.reach * saved - seconds_of_rows(num_whole) - call, 0.0);
-        }
-        // Every iteration left pays alike for the prompt: one for two tokens, if drafting pays.
-        const double share = 2.0 * draft.prompt / static_cast<double>(draft.num_left);
-        if (worth <= (num_rows ? share : 0.0)) {
-            const bool has_earned = budget_->has_earned();
-            draft.is_try = draft.may_try && draft.called.empty() && !has_earned;
-            if (!draft.called.empty() || !(draft.is_try || has_earned)) return false;
-        }
-        draft.next_call = {std::min(num_rows, costs_.most_rows), prompt};
-        return true;
+        double prompt = num_rows ? cost.prompt : 0.0;
+        // No evidence yet: the rest is for the first drafts.
+        if (!estimator_.num_learned) prompt = std::min(prompt, 0.5 * cost.stake);
+        if (!may_draft(num_rows) || !can_pay(num_rows, call, prompt)) return false;
+        const bool is_call_known = num_rows || num_whole || !costs_.has_draft_model;
+        if (!is_call_known) return true;
+        cost.next_call = {std::min(num_rows, costs_.most_rows), prompt};
+        return gains(num_rows, num_whole, call) || may_lose();
     }
 
     Ints choose(JointDistribution& joint, std::size_t depth) override {
         Draft& draft = now_;
-        draft.called.push_back(draft.next_call);
-        if (draft.next_call.first) draft.prompt = 0.0;
+        Cost& cost = draft.cost;
+        cost.calls.push_back(cost.next_call);
+        if (cost.next_call.first) cost.prompt = 0.0;
         Deficits found = least_deficits(joint, scores_(joint, depth));
         Ints& best = found.best;
         if (best.empty()) {  // every candidate ends its sequence: there is nothing to verify
@@ -177,7 +151,7 @@ public:
         draft.reach = reach;
         draft.worth = chosen.worth + usual_call_;
         draft.expected += reach;
-        draft.num_rows = std::min(draft.num_rows + width, costs_.most_rows);
+        cost.num_rows = std::min(cost.num_rows + width, costs_.most_rows);
         best.resize(width);
         found.values.resize(width);
         draft.parent_deficits = found.values.back() > 0.0 ? std::move(found.values) : Floats();
@@ -195,9 +169,10 @@ public:
         ++draft.num_forced;
         draft.expected += draft.reach;
         draft.layers.emplace_back().is_forced = true;
-        draft.num_needed = std::min(draft.num_needed + num_new, costs_.most_rows);
-        draft.num_rows = std::min(draft.num_rows + num_new, costs_.most_rows);
-        draft.worth = worth_of_more(draft.reach, draft.num_rows) + usual_call_;
+        Cost& cost = draft.cost;
+        cost.num_needed = std::min(cost.num_needed + num_new, costs_.most_rows);
+        cost.num_rows = std::min(cost.num_rows + num_new, costs_.most_rows);
+        draft.worth = worth_of_more(draft.reach, cost.num_rows) + usual_call_;
         if (!draft.parent_deficits.empty()) {
             draft.parent_deficits = entries_at(draft.parent_deficits, joint.parents);
         }
@@ -216,12 +191,12 @@ public:
         ++num_iterations_;
         estimator_.loop.learn(draft.layers.size(), settings_.host_seconds() - began_);
         refresh();  // calls cost what they are known to cost now that they have been made
-        const double cost = spent();
+        const double spent_seconds = spent();
         const bool agrees = learn(iteration.committed);
         if (draft.layers.size() > draft.num_forced) {
             const double layer = usual_call_ + seconds_of_rows(costs_.num_beams);
             if (!(draft.is_try && agrees && layer < CHEAP * usual_)) {
-                budget.settle(cost / usual_, num_saved, draft.is_try);
+                budget.settle(spent_seconds / usual_, num_saved, draft.is_try);
             }
         } else {
             budget.add(num_saved);
@@ -229,9 +204,10 @@ public:
         }
         if (num_iterations_ > 1 || costs_.num_beams == 1) {  // the first has one row
             double prompt = 0.0;
-            for (const auto& [num_rows, seconds] : draft.called) prompt += seconds;
-            double seconds = costs_.target(draft.num_needed) + estimator_.loop.iteration + cost;
-            seconds += 2.0 * prompt / static_cast<double>(draft.num_left) - prompt;
+            for (const auto& [num_rows, seconds] : draft.cost.calls) prompt += seconds;
+            double seconds = costs_.target(draft.cost.num_needed) + estimator_.loop.iteration;
+            seconds += spent_seconds;
+            seconds += 2.0 * prompt / static_cast<double>(draft.cost.num_left) - prompt;
             estimator_.learn_rate(draft.expected, seconds / costs_.row);
         }
     }
@@ -245,26 +221,30 @@ private:
         std::size_t narrowest = 0;
         bool is_forced = false;
     };
-    /// The draft of the current iteration; times in seconds.
-    struct Draft {
-        std::size_t limit = 0;  // most layers
-        bool may_call = false;  // whether the draft model may be called for them
+    /// Cost of a draft: what its layers may cost, and their rows and calls; times in seconds.
+    struct Cost {
         double stake = 0.0;  // most that its layers may cost, each at its narrowest
         double prompt = 0.0;  // to read the prompt and source, 0 once they are read
         std::size_t num_left = 1;  // iterations that may share the cost of the prompt
         std::size_t num_rows = 0;  // of the target call, with the layers that were chosen
         std::size_t num_needed = 0;  // without them
-        double worth = 0.0;  // gain of further layers after those chosen, their calls included
+        std::pair<std::size_t, double> next_call{0, 0.0};  // rows, seconds to read the prompt
+        std::vector<std::pair<std::size_t, double>> calls;
+        double refused = 0.0;  // cost of a first layer that exceeds the budget
+    };
+    /// The draft of the current iteration: its limits, its layers and their expected result.
+    struct Draft {
+        Cost cost;
+        std::size_t limit = 0;  // most layers
+        bool may_call = false;  // whether the draft model may be called for them
         bool may_try = false;  // the budget may buy a first layer that is not expected to pay
         bool is_try = false;  // it does
-        double reach = 1.0;  // probability that all layers are accepted
-        double expected = 1.0;  // tokens
-        std::pair<std::size_t, double> next_call{0, 0.0};  // rows, seconds to read the prompt
-        std::vector<std::pair<std::size_t, double>> called;
         std::vector<Layer> layers;
         std::size_t num_forced = 0;
         Floats parent_deficits;  // (num_beams,) of the last layer; empty: all are 0
-        double refused = 0.0;  // cost of a first layer that exceeds the budget
+        double reach = 1.0;  // probability that all layers are accepted
+        double expected = 1.0;  // tokens
+        double worth = 0.0;  // seconds that further layers gain, their calls included
     };
     /// A width, counted from the narrowest, its gain and that of the layers after it.
     struct Width {
@@ -287,23 +267,67 @@ private:
     void begin_draft(std::size_t num_pending, std::size_t most_layers, double prompt,
                      std::size_t num_unread_source) {
         const DraftBudget& budget = *budget_;
-        const double balance = budget.balance * usual_;
         now_ = Draft();
         now_.limit = std::min(settings_.most_layers, most_layers);
-        now_.may_call = may_call_;
+        Cost& cost = now_.cost;
         // The less there is, the smaller the drafts: else one or two that fail would be all.
-        now_.stake = std::max(0.5 * balance, balance - 0.6 * usual_);
-        now_.prompt = prompt;
-        now_.num_left = most_layers + 1;
+        cost.stake = std::max(0.5 * balance(), balance() - 0.6 * usual_);
+        cost.prompt = prompt;
+        cost.num_left = most_layers + 1;
         if (num_unread_source) {  // few targets are longer than their source
-            now_.num_left = std::min(now_.num_left, std::max<std::size_t>(num_unread_source, 2));
+            cost.num_left = std::min(cost.num_left, std::max<std::size_t>(num_unread_source, 2));
         }
-        now_.num_rows = now_.num_needed = std::min(num_pending, costs_.most_rows);
+        cost.num_rows = cost.num_needed = std::min(num_pending, costs_.most_rows);
         try_cost_ = std::max((usual_call_ + prompt) / usual_, LEAST_TRY);
         now_.may_try = budget.iterations_until(try_cost_, true) == 0.0;
         const bool pays = budget.believes_estimates() && pays_for(prompt, most_layers + 1);
-        now_.may_call = now_.may_call && (pays || now_.may_try);
-        now_.worth = worth_of_more(1.0, now_.num_rows) + usual_call_;
+        now_.may_call = may_call_ && (pays || now_.may_try);
+        now_.worth = worth_of_more(1.0, cost.num_rows) + usual_call_;
+    }
+    double balance() const { return budget_->balance * usual_; }  // seconds
+
+    /// Return whether one more layer is possible, and allowed if the draft model is called.
+    bool may_draft(std::size_t num_rows) const {
+        const bool is_first = now_.cost.calls.empty();
+        const bool may_call = now_.may_call && (is_first || budget_->believes_estimates());
+        const bool has_room = now_.layers.size() < now_.limit && now_.reach > 0.0;
+        return has_room && (may_call || !num_rows);
+    }
+
+    /// Return whether the stake, or the whole balance for a first layer, pays for a layer.
+    bool can_pay(std::size_t num_rows, double call, double prompt) {
+        Cost& cost = now_.cost;
+        const bool is_first = now_.layers.empty();
+        double needed = spent() + call + prompt;
+        if (num_rows && !now_.may_try) needed += seconds_of_rows(costs_.num_beams);
+        if (needed > (is_first ? std::max(cost.stake, balance()) : cost.stake)) {
+            cost.refused = is_first ? needed : 0.0;
+            return false;
+        }
+        cost.stake = std::max(cost.stake, needed);
+        return true;
+    }
+
+    /// Return whether a layer and those after it are expected to gain more than they cost.
+    bool gains(std::size_t num_rows, std::size_t num_whole, double call) {
+        Cost& cost = now_.cost;
+        double worth = now_.worth - call;
+        if (num_whole) {  // the selected beams are among them: an iteration is saved
+            cost.stake = balance();
+            const double saved =
+                costs_.target(std::min(num_whole, costs_.num_beams)) + estimator_.loop.iteration;
+            worth += std::max(now_.reach * saved - seconds_of_rows(num_whole) - call, 0.0);
+        }
+        // Every iteration left pays alike for the prompt: one for two tokens, if drafting pays.
+        return worth > (num_rows ? 2.0 * cost.prompt / static_cast<double>(cost.num_left) : 0.0);
+    }
+
+    /// Return whether a first layer is drafted without expected gain, and note if as a try.
+    bool may_lose() {
+        const bool has_earned = budget_->has_earned();
+        const bool is_possible = now_.cost.calls.empty() && (now_.may_try || has_earned);
+        now_.is_try = is_possible && !has_earned;
+        return is_possible;
     }
 
     std::size_t expected_tokens(std::size_t most_tokens) const {
@@ -336,8 +360,8 @@ private:
     void plan_rest() {
         const DraftBudget& budget = *budget_;
         double rest = 0.0;
-        if (now_.refused != 0.0) {
-            rest = budget.iterations_until(now_.refused / usual_);
+        if (now_.cost.refused != 0.0) {
+            rest = budget.iterations_until(now_.cost.refused / usual_);
         } else {
             const double wait = budget.iterations_until(try_cost_, true);
             rest = std::trunc(wait * (1.0 - budget.share / DraftBudget::SHARE));
@@ -379,22 +403,24 @@ private:
 
     /// Return the seconds that the draft costs so far, its forced layers aside.
     double spent() const {
-        double seconds = costs_.target(now_.num_rows) - costs_.target(now_.num_needed);
-        for (const auto& [num_rows, prompt] : now_.called) {
+        const Cost& cost = now_.cost;
+        double seconds = costs_.target(cost.num_rows) - costs_.target(cost.num_needed);
+        for (const auto& [num_rows, prompt] : cost.calls) {
             seconds += costs_.draft(num_rows) + layer_ + prompt;
         }
         return seconds;
     }
     double seconds_of_rows(std::size_t num_new) const {
-        return costs_.target(now_.num_rows + num_new) - costs_.target(now_.num_rows);
+        const std::size_t before = now_.cost.num_rows;
+        return costs_.target(before + num_new) - costs_.target(before);
     }
     /// Return the width of largest gain; accepted: of each, from `narrowest` on. Not by the stake:
     /// narrow layers, accepted less often, would keep a small budget small.
     Width best_width(const Floats& accepted, std::size_t narrowest) const {
-        const double before = costs_.target(now_.num_rows);
+        const double before = costs_.target(now_.cost.num_rows);
         Width best;
         for (std::size_t i = 0; i < accepted.size(); ++i) {
-            const std::size_t num_rows = now_.num_rows + narrowest + i;
+            const std::size_t num_rows = now_.cost.num_rows + narrowest + i;
             if (num_rows > costs_.most_known) break;
             const double reach = now_.reach * accepted[i], worth = worth_of_more(reach, num_rows);
             const double gain = reach * token_seconds_ - (costs_.target(num_rows) - before) + worth;
