@@ -5,13 +5,16 @@
 // answer has the bits of every float as whole numbers. {"keep": [0, 1]}, {"full": row}: the
 // full logits of the last forward. With ROLE "both" a line has its own "role". Of an
 // encoder-decoder a forward has "sources", lists of tokens, and "source_of_row"; {"release":
-// tokens} gives one up.
+// tokens} gives one up. A further argument is the provider, with "+capture" if calls are recorded;
+// {"counts": true} returns the copies and runs of its device since the last question.
 #include <bit>
 #include <cstdint>
+#include <cstdlib>
 #include <iostream>
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <nlohmann/json.hpp>
@@ -83,6 +86,23 @@ json features_of(const dsbd::ForwardResult& result) {
                    features.num_rows * features.row_bytes / sizeof(float));
 }
 
+dsbd::EngineSettings settings_of(std::string provider) {
+    dsbd::EngineSettings settings{1, 20, ""};
+    const std::size_t plus = provider.find('+');
+    settings.placement = dsbd::placement_of("provider", provider.substr(0, plus));
+    settings.captures = plus != std::string::npos;
+    if (std::getenv("DSBD_TEST_VERBOSE")) settings.log_level = ORT_LOGGING_LEVEL_VERBOSE;
+    return settings;
+}
+
+json counted(dsbd::Device::Counts& counts) {
+    const auto last = std::exchange(counts, {});
+    return {{"uploads", last.num_uploads},
+            {"downloads", last.num_downloads},
+            {"runs", last.num_runs},
+            {"recorded", last.num_recorded}};
+}
+
 json done(dsbd::OrtEngine& engine, dsbd::ForwardResult& last, AllFeatures& features,
           const json& line) {
     if (line.contains("forward")) {
@@ -92,6 +112,7 @@ json done(dsbd::OrtEngine& engine, dsbd::ForwardResult& last, AllFeatures& featu
         if (last.features) answer["features"] = features_of(last);
         return answer;
     }
+    if (line.contains("counts")) return counted(engine.device()->counts());
     if (line.contains("release")) {
         engine.release_source(*source_of(line.at("release").get<dsbd::Ints>()));
     } else if (line.contains("keep")) {
@@ -105,8 +126,9 @@ json done(dsbd::OrtEngine& engine, dsbd::ForwardResult& last, AllFeatures& featu
 
 }  // namespace
 
-int main(int, char** arguments) {
+int main(int count, char** arguments) {
     try {
+        if (std::getenv("DSBD_TEST_VERBOSE")) new Ort::Env(ORT_LOGGING_LEVEL_VERBOSE, "test");
         const Ort::Env env = dsbd::ort_environment();
         const dsbd::Bundle bundle = dsbd::open_bundle(arguments[1]);
         std::map<std::string, std::unique_ptr<dsbd::OrtEngine>> engines;
@@ -114,7 +136,7 @@ int main(int, char** arguments) {
             if (arguments[2] != std::string("both") && arguments[2] != role) continue;
             const dsbd::OrtEngine* target = engines["target"].get();
             engines[role] = std::make_unique<dsbd::OrtEngine>(
-                env, bundle, role, dsbd::EngineSettings{1, 20, ""}, target);
+                env, bundle, role, settings_of(count > 3 ? arguments[3] : "cpu"), target);
         }
         dsbd::ForwardResult last;
         AllFeatures features;
