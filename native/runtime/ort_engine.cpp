@@ -7,6 +7,7 @@
 #include "runtime/device_rows.hpp"
 #include "runtime/features.hpp"
 #include "runtime/head.hpp"
+#include "runtime/number_check.hpp"
 #include "runtime/prepared_engine.hpp"
 
 namespace dsbd {
@@ -36,7 +37,8 @@ OrtEngine::OrtEngine(const Ort::Env& env, const Bundle& bundle, const std::strin
                      const EngineSettings& settings, const OrtEngine* target)
     : file_(bundle.model_path(role.c_str())),
       device_(device_of(bundle.entry(role), file_, settings)),
-      recording_{device_ && settings.captures},
+      recording_{settings.captures.value_or(true) &&
+                 !settings.placement.provider->capture_option.empty()},
       session_(open(env, bundle, role, settings)) {
     const ModelEntry& entry = bundle.entry(role);
     spec_ = entry.spec();
@@ -63,12 +65,14 @@ OrtEngine::OrtEngine(const Ort::Env& env, const Bundle& bundle, const std::strin
         for (const BoundTensor* tensor : part->tensors()) tensors.push_back(tensor);
     }
     check_graph(file_, session_, tensors);
+    if (device_) check_numbers(*this, env, bundle, role, settings);
     reset_peak();
 }
 
 OrtEngine::~OrtEngine() {
     if (!device_) return;
     const auto turn = Device::turn();
+    device_->wait();  // a process may end next, and its queue must be empty then
     parts_.clear();  // first, because calls of the binding have the memory of the parts
     binding_.reset();
     session_ = Ort::Session(nullptr);

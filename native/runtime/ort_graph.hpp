@@ -19,9 +19,9 @@ struct EngineSettings {
     std::optional<int> num_threads;  // of one call; none: ONNX Runtime chooses
     int spin_us = 20;                // an idle thread waits busily for so long, then it sleeps
     std::string engine_cache;        // folder of prepared engines; empty: nothing is stored
-    Placement placement;             // of both engines, or of one
-    std::string provider_library;    // file of a provider that is a plug-in; empty: it is searched
-    bool captures = false;           // whether calls of a size are recorded and replayed
+    Placement placement;             // where the engine runs
+    std::string provider_library;    // file or folder of its provider; empty: it is searched
+    std::optional<bool> captures;    // whether its calls are recorded; none: if the provider can
     bool packs = true;               // whether weights are packed, in memory of their own
     OrtLoggingLevel log_level = ORT_LOGGING_LEVEL_ERROR;
 };

@@ -87,7 +87,8 @@ json features_of(const dsbd::ForwardResult& result) {
 }
 
 dsbd::EngineSettings settings_of(std::string provider) {
-    dsbd::EngineSettings settings{1, 20, ""};
+    dsbd::EngineSettings settings;
+    settings.num_threads = 1;
     const std::size_t plus = provider.find('+');
     settings.placement = dsbd::placement_of("provider", provider.substr(0, plus));
     settings.captures = plus != std::string::npos;
@@ -140,6 +141,9 @@ int main(int count, char** arguments) {
         }
         dsbd::ForwardResult last;
         AllFeatures features;
+        for (const auto& [role, engine] : engines) {  // of the check at opening
+            if (engine && engine->device()) engine->device()->counts() = {};
+        }
         for (std::string text; std::getline(std::cin, text);) {
             json answer;
             try {
