@@ -14,7 +14,12 @@ from dsbd_ort import Pipeline
 from dsbd_ort.decoding import STRATEGIES
 from scripts.software_adapter import OWN
 from tests.made_once import made_once
-from tests.native.conftest import native_build, with_native  # noqa: F401 (fixtures)
+from tests.native.conftest import (  # noqa: F401 (two of them are fixtures)
+    OWN_PROGRAMS,
+    native_build,
+    with_json,
+    with_native,
+)
 from tests.native.test_native_programs import FIXED
 from tests.native.test_native_sources import NativeRequests, assert_same_answers, supported
 from tests.robustness.demo_requests import demo_requests
@@ -101,3 +106,67 @@ def test_a_feature_draft(native_build, captures, tmp_path_factory, draft_provide
     with Pipeline.from_bundle(bundle, provider="webgpu") as pipe:
         assert assert_same_answers(native, pipe, requests) == len(requests)
     native.close()
+
+
+IDS = [5, 6, 7, 8]
+OF_TWO = [
+    {"strategy": "dsbd", "num_beams": 2, "draft_length": 2, "max_new_tokens": 30, "seed": number}
+    for number in range(2)
+]
+
+
+def test_two_pipelines_and_closing_while_a_request_runs(native_build, with_native, bundle):  # noqa: F811
+    program = with_native(OWN_PROGRAMS / "pipelines.cpp", *with_json(native_build))
+    options = [json.dumps({**each, **FIXED}) for each in OF_TWO]
+    done = subprocess.run(
+        [program, bundle, WEBGPU, *options], capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    with Pipeline.from_bundle(bundle, provider="webgpu") as pipe:
+        one, two = (
+            pipe.generate(IDS, **each, **FIXED).sequences[0].token_ids for each in OF_TWO
+        )
+    assert [json.loads(line) for line in done.stdout.splitlines()] == [one, two, one, two]
+
+
+def refusal(native_build, bundle, *arguments, environment=()):  # noqa: F811
+    """Return the message of the command, in one line."""
+    command = [native_build / "dsbd_native", bundle, "--ids", "5", *arguments]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=120, env=dict(environment) or None
+    )
+    assert done.returncode == 2, done.stdout + done.stderr
+    lines = [line for line in done.stderr.splitlines() if line.startswith("dsbd_native: ")]
+    assert len(lines) == 1, done.stderr
+    return lines[0].removeprefix("dsbd_native: ")
+
+
+def without(name):
+    return {key: value for key, value in os.environ.items() if key != name}
+
+
+@pytest.mark.skipif(os.environ.get("DSBD_WEBGPU") == OWN, reason="of Vulkan's drivers alone")
+def test_no_adapter(native_build, bundle):  # noqa: F811
+    environment = {**os.environ, "VK_DRIVER_FILES": os.devnull}
+    error = refusal(native_build, bundle, "--provider", "webgpu", environment=environment)
+    assert error.startswith("provider 'webgpu' finds no adapter"), error
+    assert error.endswith("or use provider 'cpu'")
+
+
+@pytest.mark.skipif(os.environ.get("DSBD_WEBGPU") == OWN, reason="a machine with a GPU offers that")
+def test_no_device_is_offered_unless_software_is_allowed(native_build, bundle):  # noqa: F811
+    environment = without("ORT_WEBGPU_EP_ALLOW_SOFTWARE_ADAPTER")
+    error = refusal(native_build, bundle, "--provider", "webgpu", environment=environment)
+    assert error.startswith("provider 'webgpu' finds no GPU; install the GPU's driver"), error
+
+
+def test_a_library_that_is_no_provider(native_build, bundle, tmp_path):  # noqa: F811
+    (tmp_path / "libonnxruntime_providers_webgpu.so").write_text("no library")
+    environment = {**os.environ, "DSBD_PROVIDER_LIBRARY": str(tmp_path)}
+    error = refusal(native_build, bundle, "--provider", "webgpu", environment=environment)
+    assert "needs the library" in error and "which cannot be loaded" in error
+
+
+def test_a_device_that_is_missing(native_build, bundle):  # noqa: F811
+    error = refusal(native_build, bundle, "--provider", "webgpu:7")
+    assert error == "there is no device webgpu:7, this machine has 1; choose webgpu:0"
