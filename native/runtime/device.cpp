@@ -163,10 +163,20 @@ Ort::Session Device::open(const fs::path& file, bool captures, OrtLoggingLevel l
     }
 }
 
+void Device::run(Ort::Session& session, const Ort::RunOptions& options,
+                 const Ort::IoBinding& binding) {
+    ++counts_.num_runs;
+    session.Run(options, binding);
+}
+
+Ort::Value Device::created(ONNXTensorElementDataType type, const Shape& shape) {
+    return Ort::Value::CreateTensor(allocator_, shape.data(), shape.size(), type);
+}
+
 Ort::Value Device::allocate(ONNXTensorElementDataType type, const Shape& shape) {
     const auto turn = Device::turn();
     try {
-        Ort::Value value = Ort::Value::CreateTensor(allocator_, shape.data(), shape.size(), type);
+        Ort::Value value = created(type, shape);
         fill_zero(value);
         // A value without memory is only found when it is read.
         std::vector<std::byte> numbers(num_bytes_of(type, shape));

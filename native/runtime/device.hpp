@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "runtime/binding.hpp"
@@ -12,7 +13,8 @@
 
 namespace dsbd {
 
-/// One device. Its memory is values of ONNX Runtime, which have no addresses.
+/// One device. Its memory is values of ONNX Runtime, which have no addresses. A test may have a
+/// stand-in, which overrides the virtual functions.
 class Device {
 public:
     /// Arrays copied to and from it, and runs of graphs; for tests.
@@ -28,11 +30,15 @@ public:
     /// it is searched next to ONNX Runtime and next to this library. It is registered once in a
     /// process and stays. Error: library or device is missing.
     Device(const Placement& placement, const std::string& library);
+    virtual ~Device() = default;
 
     const std::string& name() const { return name_; }
     Counts& counts() { return counts_; }
     /// Open a graph of which the device runs every node. captures: its calls can be recorded.
-    Ort::Session open(const std::filesystem::path& file, bool captures, OrtLoggingLevel log_level);
+    virtual Ort::Session open(const std::filesystem::path& file, bool captures,
+                              OrtLoggingLevel log_level);
+    virtual void run(Ort::Session& session, const Ort::RunOptions& options,
+                     const Ort::IoBinding& binding);
     /// A tensor of zeros. CapacityError: the device has no memory.
     Ort::Value allocate(ONNXTensorElementDataType type, const Shape& shape);
     void fill_zero(Ort::Value& value);
@@ -44,13 +50,16 @@ public:
     /// Held by whoever uses a device: all sessions of a process share one queue of work.
     static std::unique_lock<std::recursive_mutex> turn();
 
-private:
-    void copy(const std::vector<Copy>& copies);
+protected:
+    explicit Device(std::string name) : name_(std::move(name)) {}
+    virtual Ort::Value created(ONNXTensorElementDataType type, const Shape& shape);
+    virtual void copy(const std::vector<Copy>& copies);
 
+private:
     Placement placement_;
     std::string name_;
     Counts counts_;
-    Ort::ConstEpDevice device_;
+    Ort::ConstEpDevice device_{nullptr};
     OrtAllocator* allocator_ = nullptr;  // of ONNX Runtime's environment
 };
 

@@ -165,8 +165,7 @@ void DeviceBinding::execute(BoundCall& call) {
     Ort::RunOptions options;
     options.AddConfigEntry("gpu_graph_id", call.graph_id.c_str());
     ++call.num_runs;
-    ++device_->counts().num_runs;
-    session_.Run(options, call.binding);
+    device_->run(session_, options, call.binding);
 }
 
 bool DeviceBinding::is_due(const BoundCall& call) const {

@@ -26,6 +26,7 @@ void check_below(const char* name, const Ints& numbers, std::size_t stop) {
 /// The device of an engine, null for the processor; Error: it does not run the engine.
 std::shared_ptr<Device> device_of(const ModelEntry& entry, const std::filesystem::path& file,
                                   const EngineSettings& settings) {
+    if (settings.device) return settings.device;
     check_runnable(*settings.placement.provider, entry, file);
     if (!settings.placement.is_device()) return nullptr;
     return std::make_shared<Device>(settings.placement, settings.provider_library);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <filesystem>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -14,12 +15,15 @@
 
 namespace dsbd {
 
+class Device;
+
 /// Settings of engines that do not belong to a bundle.
 struct EngineSettings {
     std::optional<int> num_threads;  // of one call; none: ONNX Runtime chooses
     int spin_us = 20;                // an idle thread waits busily for so long, then it sleeps
     std::string engine_cache;        // folder of prepared engines; empty: nothing is stored
     Placement placement;             // where the engine runs
+    std::shared_ptr<Device> device;  // of a test; null: that of the placement
     std::string provider_library;    // file or folder of its provider; empty: it is searched
     std::optional<bool> captures;    // whether its calls are recorded; none: if the provider can
     bool packs = true;               // whether weights are packed, in memory of their own

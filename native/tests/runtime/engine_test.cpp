@@ -6,10 +6,12 @@
 // full logits of the last forward. With ROLE "both" a line has its own "role". Of an
 // encoder-decoder a forward has "sources", lists of tokens, and "source_of_row"; {"release":
 // tokens} gives one up. A further argument is the provider, with "+capture" if calls are recorded;
-// {"counts": true} returns the copies and runs of its device since the last question.
+// {"counts": true} returns the copies and runs of its device since the last question. The provider
+// "stand-in" is a device with memory of the host; {"lose": true}: it drops all calls from now on.
 #include <bit>
 #include <cstdint>
 #include <cstdlib>
+#include <cstring>
 #include <iostream>
 #include <map>
 #include <memory>
@@ -86,9 +88,46 @@ json features_of(const dsbd::ForwardResult& result) {
                    features.num_rows * features.row_bytes / sizeof(float));
 }
 
+/// A device on the processor: values in memory of the host, which are copied as on a device.
+class StandIn final : public dsbd::Device {
+public:
+    StandIn() : Device("stand-in:0") {}
+
+    Ort::Session open(const std::filesystem::path& file, bool, OrtLoggingLevel) override {
+        Ort::SessionOptions options;
+        options.SetIntraOpNumThreads(1);
+        static const Ort::Env env = dsbd::ort_environment();
+        return Ort::Session(env, file.c_str(), options);
+    }
+    void run(Ort::Session& session, const Ort::RunOptions& options,
+             const Ort::IoBinding& binding) override {
+        if (!is_lost) Device::run(session, options, binding);
+    }
+    bool is_lost = false;
+
+protected:
+    Ort::Value created(ONNXTensorElementDataType type, const dsbd::Shape& shape) override {
+        Ort::AllocatorWithDefaultOptions allocator;
+        return Ort::Value::CreateTensor(allocator, shape.data(), shape.size(), type);
+    }
+    void copy(const std::vector<Copy>& copies) override {
+        for (const Copy& each : copies) {
+            const Ort::ConstValue from{each.from};
+            Ort::UnownedValue to{each.to};
+            const auto info = from.GetTensorTypeAndShapeInfo();
+            std::memcpy(to.GetTensorMutableRawData(), from.GetTensorRawData(),
+                        dsbd::num_bytes_of(info.GetElementType(), info.GetShape()));
+        }
+    }
+};
+
 dsbd::EngineSettings settings_of(std::string provider) {
     dsbd::EngineSettings settings;
     settings.num_threads = 1;
+    if (provider == "stand-in") {
+        settings.device = std::make_shared<StandIn>();
+        return settings;
+    }
     const std::size_t plus = provider.find('+');
     settings.placement = dsbd::placement_of("provider", provider.substr(0, plus));
     settings.captures = plus != std::string::npos;
@@ -114,6 +153,10 @@ json done(dsbd::OrtEngine& engine, dsbd::ForwardResult& last, AllFeatures& featu
         return answer;
     }
     if (line.contains("counts")) return counted(engine.device()->counts());
+    if (line.contains("lose")) {
+        static_cast<StandIn&>(*engine.device()).is_lost = true;
+        return true;
+    }
     if (line.contains("release")) {
         engine.release_source(*source_of(line.at("release").get<dsbd::Ints>()));
     } else if (line.contains("keep")) {
