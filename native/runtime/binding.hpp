@@ -36,7 +36,10 @@ public:
     /// padding: the number in the rows that a device adds, if they are whole numbers.
     BoundTensor(Way way, std::string name, ONNXTensorElementDataType type, Shape dims,
                 std::int64_t padding = 0)
-        : way_(way), name_(std::move(name)), type_(type), dims_(std::move(dims)),
+        : way_(way),
+          name_(std::move(name)),
+          type_(type),
+          dims_(std::move(dims)),
           padding_(padding) {}
 
     /// Let the next calls use this memory; `sizes`: of the dimensions that calls choose, in order.
@@ -69,7 +72,8 @@ class Binding {
 public:
     virtual ~Binding() = default;
     /// The next call has so many rows, which the caches have room for from `first_row` on.
-    virtual void begin(std::size_t /*num_new*/, std::size_t /*first_row*/, std::size_t /*capacity*/) {}
+    virtual void begin(std::size_t /*num_new*/, std::size_t /*first_row*/,
+                       std::size_t /*capacity*/) {}
     virtual void bind(BoundTensor& tensor, void* memory, Shape shape) = 0;
     /// Let the next call use a value of the device.
     virtual void bind(const BoundTensor& tensor, const Ort::Value& value) = 0;

@@ -36,8 +36,8 @@ fs::path library_of(const Provider& provider, const std::string& setting) {
     const std::string begin = "provider '" + std::string(provider.name) + "' needs the library " +
                               std::string(provider.library);
     if (!given.empty()) {
-        const fs::path file = fs::is_directory(given) ? fs::path(given) / provider.library
-                                                 : fs::path(given);
+        const fs::path file =
+            fs::is_directory(given) ? fs::path(given) / provider.library : fs::path(given);
         if (fs::is_regular_file(file)) return file;
         throw Error(begin + ", provider_library is " + given +
                     ", expected that file or its folder; copy it there, or use provider 'cpu'");
@@ -134,8 +134,7 @@ Device::Device(const Placement& placement, const std::string& library)
     }
     device_ = devices[placement.device_id];
     const auto memory = device_.GetMemoryInfo(OrtDeviceMemoryType_DEFAULT);
-    Ort::ThrowOnError(
-        Ort::GetApi().GetSharedAllocator(lasting_environment(), memory, &allocator_));
+    Ort::ThrowOnError(Ort::GetApi().GetSharedAllocator(lasting_environment(), memory, &allocator_));
     if (!allocator_) {
         throw Error(name_ + " has no allocator for its memory; use another version of " +
                     std::string(placement.provider->library) + ", or provider 'cpu'");

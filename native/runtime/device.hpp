@@ -26,9 +26,9 @@ public:
         OrtValue* to;
     };
 
-    /// library: file of the provider, or its folder; empty: the variable DSBD_PROVIDER_LIBRARY, else
-    /// it is searched next to ONNX Runtime and next to this library. It is registered once in a
-    /// process and stays. Error: library or device is missing.
+    /// library: file of the provider, or its folder; empty: the variable DSBD_PROVIDER_LIBRARY,
+    /// else it is searched next to ONNX Runtime and next to this library. It is registered once in
+    /// a process and stays. Error: library or device is missing.
     Device(const Placement& placement, const std::string& library);
     virtual ~Device() = default;
 

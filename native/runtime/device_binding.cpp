@@ -20,16 +20,21 @@ bool is_output(const BoundTensor& tensor) { return tensor.way() == BoundTensor::
 
 }  // namespace
 
-std::size_t row_bucket(std::size_t num_rows) { return std::bit_ceil(std::max<std::size_t>(num_rows, 1)); }
+std::size_t row_bucket(std::size_t num_rows) {
+    return std::bit_ceil(std::max<std::size_t>(num_rows, 1));
+}
 
 std::size_t forward_bucket(std::size_t num_rows) {
-    const auto* const found = std::lower_bound(std::begin(FORWARD_ROWS), std::end(FORWARD_ROWS), num_rows);
+    const auto* const found =
+        std::lower_bound(std::begin(FORWARD_ROWS), std::end(FORWARD_ROWS), num_rows);
     return found == std::end(FORWARD_ROWS) ? row_bucket(num_rows) : *found;
 }
 
-DeviceBinding::DeviceBinding(std::shared_ptr<Device> device, Ort::Session& session,
-                             bool runs_again, Recording* recording)
-    : device_(std::move(device)), session_(session), runs_again_(runs_again),
+DeviceBinding::DeviceBinding(std::shared_ptr<Device> device, Ort::Session& session, bool runs_again,
+                             Recording* recording)
+    : device_(std::move(device)),
+      session_(session),
+      runs_again_(runs_again),
       recording_(recording) {}
 
 DeviceBinding::~DeviceBinding() { clear(); }
@@ -107,7 +112,8 @@ DeviceBinding::BoundCall& DeviceBinding::bound_call() {
             arrays.push_back(&array);
             const bool can_show = is_output(*each.tensor) && !each.is_left &&
                                   each.tensor->type() == ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT;
-            if (can_show && (!call.checked || array.numbers.size() < call.checked->numbers.size())) {
+            if (can_show &&
+                (!call.checked || array.numbers.size() < call.checked->numbers.size())) {
                 call.checked = &array;
                 call.mark_numbers.assign(array.numbers.size() / sizeof(float), UNWRITTEN);
                 call.mark = host_value(call.mark_numbers.data(), each.tensor->type(), each.shape);

@@ -42,10 +42,9 @@ DeviceRows::DeviceRows(std::shared_ptr<Device> device, const ModelEntry& entry, 
       src_rows_(INPUT, "src_rows", INT64, {BoundTensor::EXACT}) {
     for (const CacheEntry& cache : entry.caches) {
         for (const CachePart& part : cache.parts) {
-            caches_.push_back(
-                {cache_tensor(INPUT, "past_key_values", cache, part),
-                 cache_tensor(BoundTensor::Way::output, "present", cache, part),
-                 cache_tensor(INPUT, "source", cache, part)});
+            caches_.push_back({cache_tensor(INPUT, "past_key_values", cache, part),
+                               cache_tensor(BoundTensor::Way::output, "present", cache, part),
+                               cache_tensor(INPUT, "source", cache, part)});
         }
     }
 }

@@ -43,9 +43,9 @@ private:
     std::vector<Output> outputs_;      // logits; or top_logits, top_ids, logsumexp, and logits
     std::vector<std::size_t> place_;   // (R,): of each logit row, its row in the outputs
     std::size_t num_written_ = 0;      // rows of the outputs, in the calls so far
-    Binding* left_by_ = nullptr;       // has the full logits of the forward; null: memory has them
-    bool is_in_order_ = true;          // place_ is 0, 1, 2, ...
-    std::array<Kept, 2> kept_;         // of this forward and of the one before
+    Binding* left_by_ = nullptr;  // has the full logits of the forward; null: memory has them
+    bool is_in_order_ = true;  // place_ is 0, 1, 2, ...
+    std::array<Kept, 2> kept_;  // of this forward and of the one before
     std::size_t current_ = 0;
 };
 

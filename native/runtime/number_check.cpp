@@ -61,7 +61,8 @@ Numbers numbers_of(OrtEngine& engine) {
     engine.keep(paths.back());
     for (int i = 0; i < NUM_LAST; ++i) {
         Ints all(engine.num_rows() + 1);
-        for (std::size_t row = 0; row < all.size(); ++row) all[row] = static_cast<std::int64_t>(row);
+        for (std::size_t row = 0; row < all.size(); ++row)
+            all[row] = static_cast<std::int64_t>(row);
         add_logits(engine, {all}, {0}, numbers);
     }
     engine.keep({});

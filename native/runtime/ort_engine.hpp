@@ -29,8 +29,8 @@ public:
     const EngineSpec& spec() const override { return spec_; }
     std::size_t num_rows() const override { return num_rows_; }
     std::size_t num_free_rows() const override { return rows_->capacity() - num_rows_; }
-    /// Grow now if calls are recorded, which growth releases. Otherwise do nothing: growth costs one
-    /// copy, but room that is not used costs time in every call.
+    /// Grow now if calls are recorded, which growth releases. Otherwise do nothing: growth costs
+    /// one copy, but room that is not used costs time in every call.
     void expect(std::size_t num_rows) override;
     /// Error: a size or value is wrong; CapacityError: a position beyond the context, or no memory.
     ForwardResult forward(const Forward& forward) override;

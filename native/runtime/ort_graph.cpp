@@ -145,8 +145,9 @@ void throw_call_error(const std::filesystem::path& file, const std::string& size
                       const std::exception& error) {
     const std::string reason = in_one_line(error.what());
     if (is_out_of_memory(reason)) {
-        throw CapacityError("no memory for a call of " + file.string() + " (" + sizes + "): " +
-                            reason + "; shorten the prompt, ask for fewer beams or a shorter "
+        throw CapacityError("no memory for a call of " + file.string() + " (" + sizes +
+                            "): " + reason +
+                            "; shorten the prompt, ask for fewer beams or a shorter "
                             "draft");
     }
     throw Error("ONNX Runtime failed in a call of " + file.string() + " (" + sizes +

@@ -144,8 +144,8 @@ Pipeline::Pipeline(const std::filesystem::path& folder, const PipelineSettings& 
     }
     target_ = std::make_unique<OrtEngine>(env_, bundle_, "target", settings.engines);
     if (bundle_.draft) {
-        draft_ = std::make_unique<OrtEngine>(
-            env_, bundle_, "draft", draft_settings(bundle_, settings), target_.get());
+        draft_ = std::make_unique<OrtEngine>(env_, bundle_, "draft",
+                                             draft_settings(bundle_, settings), target_.get());
     }
     costs_ = std::make_shared<LearnedCosts>(engine_bytes(bundle_, "target/"),
                                             engine_bytes(bundle_, "draft/"),

@@ -28,16 +28,16 @@ constexpr std::array<Option, 4> CUDA_OPTIONS{Option{"arena_extend_strategy", "kS
 constexpr std::array<Option, 1> WEBGPU_OPTIONS{Option{"enableInt64", "1"}};
 
 constexpr std::array PROVIDERS{
-    Provider{"cpu", "CPUExecutionProvider", "", "", "", ALL_FORMS, FLOATS, ALL_QUANTIZATIONS,
-             {}, ""},
+    Provider{
+        "cpu", "CPUExecutionProvider", "", "", "", ALL_FORMS, FLOATS, ALL_QUANTIZATIONS, {}, ""},
     Provider{"cuda", "CUDAExecutionProvider", "libonnxruntime_providers_cuda.so", "",
              "NVIDIA's driver and CUDA's libraries", ALL_FORMS, FLOATS_OF_CUDA, BLOCKS,
              CUDA_OPTIONS, ""},
     Provider{"webgpu", "WebGpuExecutionProvider", "libonnxruntime_providers_webgpu.so",
              "onnxruntime_ep_webgpu", "the GPU's driver (on Linux with Vulkan)", WEBGPU_FORMS,
              FLOATS, BLOCKS, WEBGPU_OPTIONS, "enableGraphCapture"}};
-constexpr std::array<std::string_view, 6> OF_PYTHON{
-    "tensorrt", "tensorrt-rtx", "nv-tensorrt-rtx", "openvino", "qnn", "mlx"};
+constexpr std::array<std::string_view, 6> OF_PYTHON{"tensorrt", "tensorrt-rtx", "nv-tensorrt-rtx",
+                                                    "openvino", "qnn",          "mlx"};
 
 std::string joined(Words words) {
     std::string text;
@@ -109,10 +109,10 @@ void check_runnable(const Provider& provider, const ModelEntry& entry,
             const std::string_view option = quantize_option(each);
             if (!has(options, option)) options.push_back(option);
         }
-        throw Error(begin + " is quantized as " +
-                    std::string(quantize_option(entry.quantization)) + ", for which " + name +
-                    " has no kernels; it runs " + joined(options) + ": export with --quantize " +
-                    std::string(options.back()) + " --dtype " + std::string(provider.dtypes[0]));
+        throw Error(begin + " is quantized as " + std::string(quantize_option(entry.quantization)) +
+                    ", for which " + name + " has no kernels; it runs " + joined(options) +
+                    ": export with --quantize " + std::string(options.back()) + " --dtype " +
+                    std::string(provider.dtypes[0]));
     }
     if (provider.is_device() && entry.keeps_recent_rows()) {
         throw Error(begin + " (family " + entry.family +

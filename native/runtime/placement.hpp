@@ -19,7 +19,7 @@ struct Provider {
     std::string_view library;  // file of the provider; empty: it is in ONNX Runtime itself
     std::string_view package;  // folder of the Python package that the file is in, next to ONNX
                                // Runtime's; empty: next to ONNX Runtime's library
-    std::string_view driver;   // what a machine without its device needs
+    std::string_view driver;  // what a machine without its device needs
     std::span<const std::string_view> forms, dtypes, quantizations;  // of bundles, usual ones first
     std::span<const std::pair<std::string_view, std::string_view>> options;  // of ONNX Runtime's
     std::string_view capture_option;  // with which calls of a size are recorded; empty: they cannot

@@ -22,7 +22,7 @@ UPLOADS = {"full logits": 6, "sliding window": 7, "top-k head": 6, "fp16": 6}
 
 
 class Rows:
-    """What random_forward reads of an engine."""
+    """Number of rows and size of the vocabulary of an engine, for random_forward."""
 
     def __init__(self, vocab_size):
         self.num_rows, self.spec = 0, type("Spec", (), {"vocab_size": vocab_size})

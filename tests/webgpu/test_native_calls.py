@@ -11,7 +11,6 @@ from dsbd_runtime.engine.settings import EngineSettings
 from dsbd_runtime.loading import load_causal_lm
 from tests.exports import family_pair
 from tests.made_once import made_once
-from tests.native.conftest import native_build  # noqa: F401 (a fixture)
 from tests.native.test_native_engine import (
     NO_PATHS,
     NativeEngine,
@@ -27,7 +26,7 @@ SIZES = (1, 3, 40, 5, 5, 5, 5, 90, 3, 3, 3, 7, 300, 1, 1, 2, 90, 5)  # growth, c
 PROVIDERS = {"webgpu": False, "webgpu+capture": True}
 
 
-def check_engine(native_build, bundle, role, provider):  # noqa: F811
+def check_engine(native_build, bundle, role, provider):
     """The same calls and prunes in both libraries; both record a call when its size repeats."""
     rng, paths = np.random.default_rng(0), NO_PATHS
     native = NativeEngine(native_build, bundle, role, provider)
@@ -49,18 +48,18 @@ def check_engine(native_build, bundle, role, provider):  # noqa: F811
 
 @pytest.mark.parametrize("head", HEADS)
 @pytest.mark.parametrize("role", ["target", "draft"])
-def test_calls_and_prunes_have_the_bits_of_python(native_build, bundle_by_head, head, role):  # noqa: F811
+def test_calls_and_prunes_have_the_bits_of_python(native_build, bundle_by_head, head, role):
     check_engine(native_build, bundle_by_head[head], role, "webgpu+capture")
 
 
 @pytest.mark.slow
-def test_without_recorded_calls(native_build, bundle_by_head):  # noqa: F811
+def test_without_recorded_calls(native_build, bundle_by_head):
     check_engine(native_build, bundle_by_head["full"], "target", "webgpu")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("quantize", ["int4", "int8"])
-def test_other_weights(native_build, captures, tmp_path_factory, quantize):  # noqa: F811
+def test_other_weights(native_build, captures, tmp_path_factory, quantize):
     name, make = family_pair("llama", "gemma2", form="webgpu", quantize=quantize, max_kl=10.0)
     bundle = made_once(tmp_path_factory, name, lambda to: make(captures, to)) / "bundle"
     check_engine(native_build, bundle, "target", "webgpu+capture")
@@ -76,7 +75,7 @@ def linear_forward(num_rows, first):
 class CountedEngine(NativeEngine):
     """An engine whose launches are lines of a log."""
 
-    def __init__(self, native_build, bundle, role, provider, log):  # noqa: F811
+    def __init__(self, native_build, bundle, role, provider, log):
         environment = {**os.environ, "DSBD_TEST_VERBOSE": "1"}
         with log.open("w") as written:
             super().__init__(native_build, bundle, role, provider, stderr=written, env=environment)
@@ -94,7 +93,14 @@ class CountedEngine(NativeEngine):
 
 @pytest.mark.parametrize(("role", "head", "launches", "uploads", "downloads"), MOST)
 def test_costs_of_a_call(
-    native_build, bundle_by_head, tmp_path, role, head, launches, uploads, downloads  # noqa: F811
+    native_build,
+    bundle_by_head,
+    tmp_path,
+    role,
+    head,
+    launches,
+    uploads,
+    downloads,
 ):
     """The limits of Python, piece by piece and once it is recorded; caches are never copied."""
     for provider, is_recorded in PROVIDERS.items():

@@ -14,12 +14,7 @@ from dsbd_ort import Pipeline
 from dsbd_ort.decoding import STRATEGIES
 from scripts.software_adapter import OWN
 from tests.made_once import made_once
-from tests.native.conftest import (  # noqa: F401 (two of them are fixtures)
-    OWN_PROGRAMS,
-    native_build,
-    with_json,
-    with_native,
-)
+from tests.native.conftest import OWN_PROGRAMS, with_json
 from tests.native.test_native_programs import FIXED
 from tests.native.test_native_sources import NativeRequests, assert_same_answers, supported
 from tests.robustness.demo_requests import demo_requests
@@ -37,7 +32,7 @@ def bundle(bundle_by_head):
 
 
 @pytest.fixture(scope="module", params=[HEADS[0], pytest.param(HEADS[1], marks=pytest.mark.slow)])
-def both(request, native_build, bundle_by_head):  # noqa: F811
+def both(request, native_build, bundle_by_head):
     """A pipeline of each library on WebGPU."""
     bundle = bundle_by_head[request.param]
     native = NativeRequests(native_build, bundle, WEBGPU)
@@ -96,7 +91,7 @@ def test_any_requests_together(both, number):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("draft_provider", ["webgpu", "cpu"])
-def test_a_feature_draft(native_build, captures, tmp_path_factory, draft_provider):  # noqa: F811
+def test_a_feature_draft(native_build, captures, tmp_path_factory, draft_provider):
     """Its features are in memory of the host, wherever target and draft run."""
     make = partial(eagle3, captures, form="webgpu")
     bundle = made_once(tmp_path_factory, "eagle3-webgpu", make) / "bundle"
@@ -115,7 +110,7 @@ OF_TWO = [
 ]
 
 
-def test_two_pipelines_and_closing_while_a_request_runs(native_build, with_native, bundle):  # noqa: F811
+def test_two_pipelines_and_closing_while_a_request_runs(native_build, with_native, bundle):
     program = with_native(OWN_PROGRAMS / "pipelines.cpp", *with_json(native_build))
     options = [json.dumps({**each, **FIXED}) for each in OF_TWO]
     done = subprocess.run(
@@ -123,13 +118,11 @@ def test_two_pipelines_and_closing_while_a_request_runs(native_build, with_nativ
     )
     assert done.returncode == 0, done.stderr
     with Pipeline.from_bundle(bundle, provider="webgpu") as pipe:
-        one, two = (
-            pipe.generate(IDS, **each, **FIXED).sequences[0].token_ids for each in OF_TWO
-        )
+        one, two = (pipe.generate(IDS, **each, **FIXED).sequences[0].token_ids for each in OF_TWO)
     assert [json.loads(line) for line in done.stdout.splitlines()] == [one, two, one, two]
 
 
-def refusal(native_build, bundle, *arguments, environment=()):  # noqa: F811
+def refusal(native_build, bundle, *arguments, environment=()):
     """Return the message of the command, in one line."""
     command = [native_build / "dsbd_native", bundle, "--ids", "5", *arguments]
     done = subprocess.run(
@@ -146,7 +139,7 @@ def without(name):
 
 
 @pytest.mark.skipif(os.environ.get("DSBD_WEBGPU") == OWN, reason="of Vulkan's drivers alone")
-def test_no_adapter(native_build, bundle):  # noqa: F811
+def test_no_adapter(native_build, bundle):
     environment = {**os.environ, "VK_DRIVER_FILES": os.devnull}
     error = refusal(native_build, bundle, "--provider", "webgpu", environment=environment)
     assert error.startswith("provider 'webgpu' finds no adapter"), error
@@ -154,19 +147,19 @@ def test_no_adapter(native_build, bundle):  # noqa: F811
 
 
 @pytest.mark.skipif(os.environ.get("DSBD_WEBGPU") == OWN, reason="a machine with a GPU offers that")
-def test_no_device_is_offered_unless_software_is_allowed(native_build, bundle):  # noqa: F811
+def test_no_device_is_offered_unless_software_is_allowed(native_build, bundle):
     environment = without("ORT_WEBGPU_EP_ALLOW_SOFTWARE_ADAPTER")
     error = refusal(native_build, bundle, "--provider", "webgpu", environment=environment)
     assert error.startswith("provider 'webgpu' finds no GPU; install the GPU's driver"), error
 
 
-def test_a_library_that_is_no_provider(native_build, bundle, tmp_path):  # noqa: F811
+def test_a_library_that_is_no_provider(native_build, bundle, tmp_path):
     (tmp_path / "libonnxruntime_providers_webgpu.so").write_text("no library")
     environment = {**os.environ, "DSBD_PROVIDER_LIBRARY": str(tmp_path)}
     error = refusal(native_build, bundle, "--provider", "webgpu", environment=environment)
     assert "needs the library" in error and "which cannot be loaded" in error
 
 
-def test_a_device_that_is_missing(native_build, bundle):  # noqa: F811
+def test_a_device_that_is_missing(native_build, bundle):
     error = refusal(native_build, bundle, "--provider", "webgpu:7")
     assert error == "there is no device webgpu:7, this machine has 1; choose webgpu:0"

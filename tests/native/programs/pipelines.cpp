@@ -1,14 +1,14 @@
-// pipelines BUNDLE SETTINGS OPTIONS OPTIONS: requests to two pipelines of a bundle at a time, one of which is closed
-// meanwhile. Prints the token ids of the four requests, a line each: of each pipeline, then that of
+// pipelines BUNDLE SETTINGS OPTIONS OPTIONS: requests to two pipelines at a time, one of which is
+// closed meanwhile. Prints the token ids of four requests, a line each: of each pipeline, then of
 // the thread whose pipeline was closed, then of a pipeline that was opened last.
-#include <dsbd_native.h>
-
 #include <atomic>
 #include <cstdlib>
 #include <iostream>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <thread>
+
+#include <dsbd_native.h>
+#include <nlohmann/json.hpp>
 
 namespace {
 
