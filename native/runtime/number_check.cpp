@@ -69,11 +69,11 @@ Numbers numbers_of(OrtEngine& engine) {
     return numbers;
 }
 
-}  // namespace
-
+/// Error unless an open engine on a device computes the processor's numbers; it is empty
+/// afterwards.
 void check_numbers(OrtEngine& engine, const Ort::Env& env, const Bundle& bundle,
-                   const std::string& role, const EngineSettings& settings) {
-    const std::string name = settings.placement.name();
+                   const std::string& role) {
+    const std::string name = engine.device()->name();
     Numbers computed;
     try {
         computed = numbers_of(engine);
@@ -97,6 +97,16 @@ void check_numbers(OrtEngine& engine, const Ort::Env& env, const Bundle& bundle,
     throw Error(name + " computes wrong logits: they differ by " + std::to_string(difference) +
                 " from the CPU's, whose largest is " + std::to_string(largest) +
                 "; update the GPU's driver, or use provider 'cpu'");
+}
+
+}  // namespace
+
+std::unique_ptr<OrtEngine> checked_engine(const Ort::Env& env, const Bundle& bundle,
+                                          const std::string& role, const EngineSettings& settings,
+                                          const OrtEngine* target) {
+    auto engine = std::make_unique<OrtEngine>(env, bundle, role, settings, target);
+    if (engine->device()) check_numbers(*engine, env, bundle, role);
+    return engine;
 }
 
 }  // namespace dsbd

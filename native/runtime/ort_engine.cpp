@@ -7,7 +7,6 @@
 #include "runtime/device_rows.hpp"
 #include "runtime/features.hpp"
 #include "runtime/head.hpp"
-#include "runtime/number_check.hpp"
 #include "runtime/prepared_engine.hpp"
 
 namespace dsbd {
@@ -66,7 +65,6 @@ OrtEngine::OrtEngine(const Ort::Env& env, const Bundle& bundle, const std::strin
         for (const BoundTensor* tensor : part->tensors()) tensors.push_back(tensor);
     }
     check_graph(file_, session_, tensors);
-    if (device_) check_numbers(*this, env, bundle, role, settings);
     reset_peak();
 }
 

@@ -5,6 +5,7 @@
 #include <sstream>
 #include <system_error>
 
+#include "runtime/number_check.hpp"
 #include "set_up.hpp"
 
 namespace dsbd {
@@ -142,10 +143,10 @@ Pipeline::Pipeline(const std::filesystem::path& folder, const PipelineSettings& 
         throw Error("draft_provider is '" + std::string(settings.draft_placement->provider->name) +
                     "', but the bundle " + bundle_.path.string() + " has no draft; leave it out");
     }
-    target_ = std::make_unique<OrtEngine>(env_, bundle_, "target", settings.engines);
+    target_ = checked_engine(env_, bundle_, "target", settings.engines);
     if (bundle_.draft) {
-        draft_ = std::make_unique<OrtEngine>(env_, bundle_, "draft",
-                                             draft_settings(bundle_, settings), target_.get());
+        draft_ = checked_engine(env_, bundle_, "draft", draft_settings(bundle_, settings),
+                                target_.get());
     }
     costs_ = std::make_shared<LearnedCosts>(engine_bytes(bundle_, "target/"),
                                             engine_bytes(bundle_, "draft/"),

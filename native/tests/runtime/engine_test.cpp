@@ -22,7 +22,7 @@
 #include <nlohmann/json.hpp>
 
 #include "runtime/features.hpp"
-#include "runtime/ort_engine.hpp"
+#include "runtime/number_check.hpp"
 
 namespace {
 
@@ -179,7 +179,7 @@ int main(int count, char** arguments) {
         for (const std::string role : {"target", "draft"}) {
             if (arguments[2] != std::string("both") && arguments[2] != role) continue;
             const dsbd::OrtEngine* target = engines["target"].get();
-            engines[role] = std::make_unique<dsbd::OrtEngine>(
+            engines[role] = dsbd::checked_engine(
                 env, bundle, role, settings_of(count > 3 ? arguments[3] : "cpu"), target);
         }
         dsbd::ForwardResult last;
