@@ -27,7 +27,8 @@ using Json = nlohmann::ordered_json;
 
 constexpr const char* USAGE =
     "usage: dsbd_native BUNDLE (--prompt TEXT | --ids 1,2,3 | --input FILE.jsonl) [--chat] [--json]\n"
-    "           [--stats] [--concurrency N] [--threads N] [--settings JSON] [--OPTION VALUE ...]\n"
+    "           [--stats] [--concurrency N] [--threads N] [--provider NAME] [--settings JSON]\n"
+    "           [--OPTION VALUE ...]\n"
     "       dsbd_native --help | --version\n"
     "  --prompt, --ids   continue a text, or token ids; prints the text, or with ids the new ids\n"
     "  --chat            --prompt is the user's message of a chat; --system TEXT: its system message\n"
@@ -35,6 +36,8 @@ constexpr const char* USAGE =
     "  --json            print each answer as one object, as dsbd-run does\n"
     "  --stats           print the statistics to stderr\n"
     "  --concurrency     requests of --input that run together; usual: 1\n"
+    "  --provider        where both models run: cpu, webgpu, webgpu:1, cuda; usual: cpu\n"
+    "  --draft-provider  where the draft runs; usual: as --provider\n"
     "  --settings        of dsbd_open, see dsbd_native.h; --threads N: {\"num_threads\": N}\n"
     "  --OPTION VALUE    an option of dsbd-run, such as --num-beams 4, --draft-beams 6,5,4 or\n"
     "                    --stop-strings END; values are texts, numbers, lists of them, or JSON";
@@ -97,6 +100,8 @@ void set_value(CommandLine& found, const std::string& name, const std::string& t
         found.settings.update(Json::parse(text));
     } else if (name == "--threads") {
         found.settings["num_threads"] = value_of(text);
+    } else if (name == "--provider" || name == "--draft-provider") {
+        found.settings[name == "--provider" ? "provider" : "draft_provider"] = text;
     } else if (name == "--concurrency") {
         found.concurrency = value_of(text).get<std::size_t>();
     } else {

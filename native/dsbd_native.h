@@ -75,8 +75,10 @@ typedef struct dsbd_request {
  * the library with Python, such as one for speech, is refused with the reason.
  * settings: NULL, or an object with any of
  *     "num_threads", "prefix_cache", "generation_config", "chat_defaults", "ngram_pool",
- *     "engine_cache" (a folder; one that cannot be written is named on stderr), and "provider",
- *     which is "cpu": as of dsbd_ort.Pipeline.from_bundle;
+ *     "engine_cache" (a folder; one that cannot be written is named on stderr), "provider",
+ *     "draft_provider" ("cpu", "webgpu", "webgpu:1", "cuda") and "cuda_graphs": as of
+ *     dsbd_ort.Pipeline.from_bundle;
+ *     "provider_library": the provider's library or its folder, if it is not next to ONNX Runtime;
  *     "max_requests", "max_queued", "kv_bytes": requests that run together, that may wait beyond
  *     those, and the bytes that the caches of all together may take. */
 DSBD_API dsbd_status dsbd_open(const char *bundle, const char *settings, dsbd_pipeline **pipeline);

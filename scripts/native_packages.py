@@ -20,10 +20,11 @@ from scripts.minja_header import MINJA, fetch_minja
 
 PACKAGES = ("nlohmann-json3-dev", "libpcre2-dev", "libutf8proc-dev")
 HEADERS = "libonnxruntime-dev"  # an older version; newer libraries have the same functions
-TRIXIE = (
+FORKY = (
     "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] "
-    "http://deb.debian.org/debian trixie main"
+    "http://deb.debian.org/debian forky main"
 )
+_COMPLETE = "complete-with-1.23"  # the oldest headers with functions for devices
 _ROOT = Path(__file__).parents[1]
 
 
@@ -41,12 +42,12 @@ def prefix(report: Callable[[str], None] = lambda line: None) -> Path:
     folder = place.resolve() / "usr"
     with (place / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (place / "complete").exists():
+        if not (place / _COMPLETE).exists():
             unpack(PACKAGES, place)
-            unpack([HEADERS], place, TRIXIE)
+            unpack([HEADERS], place, FORKY)
             for link in (folder / "lib").rglob("*.so"):
                 link.unlink()  # links to libraries in other packages; the static ones (.a) are used
-            (place / "complete").touch()
+            (place / _COMPLETE).touch()
         if "DSBD_MINJA_DIR" not in os.environ and (refusal := fetch_minja(folder / "include")):
             report(
                 f"no chats: {refusal}; try again, or give cmake -DDSBD_MINJA_DIR=DIR, a folder "

@@ -12,7 +12,8 @@ namespace {
 
 constexpr auto INT64 = ONNX_TENSOR_ELEMENT_DATA_TYPE_INT64;
 constexpr auto BOOL = ONNX_TENSOR_ELEMENT_DATA_TYPE_BOOL;
-constexpr auto ANY = BoundTensor::ANY;
+constexpr auto NEW_ROWS = BoundTensor::NEW_ROWS;
+constexpr auto EXACT = BoundTensor::EXACT;
 constexpr auto INPUT = BoundTensor::Way::input;
 
 /// Eight bytes of 0 and 1 from the lowest eight bits, the lowest first in memory.
@@ -25,40 +26,40 @@ static_assert(std::endian::native == std::endian::little);
 
 std::optional<BoundTensor> mask_tensor(bool is_there, const char* name) {
     if (!is_there) return {};
-    return BoundTensor(INPUT, name, BOOL, {1, 1, ANY, ANY});
+    return BoundTensor(INPUT, name, BOOL, {1, 1, NEW_ROWS, EXACT});
 }
 
 }  // namespace
 
-std::size_t bucket_capacity(std::size_t num_rows) {
-    if (num_rows <= 256) return num_rows <= 128 ? 128 : 256;
-    const std::size_t step = std::max<std::size_t>(64, std::bit_ceil(num_rows) / 16);
-    return (num_rows + step - 1) / step * step;
+std::unique_ptr<RowMemory> host_rows(const ModelEntry& entry) {
+    auto buffers = std::make_unique<RowBuffers>();
+    for (const CacheEntry& cache : entry.caches) {
+        if (cache.is_recent()) continue;
+        for (const CachePart& part : cache.parts) buffers->add(cache, part);
+    }
+    return buffers;
 }
 
-Rows::Rows(const ModelEntry& entry)
+Rows::Rows(const ModelEntry& entry, std::unique_ptr<RowMemory> memory)
     : sliding_window_(entry.sliding_window),
+      memory_(std::move(memory)),
       positions_(bucket_capacity(0)),
       ids_of_call_(MAX_FORWARD_ROWS),
       positions_of_call_(MAX_FORWARD_ROWS),
       first_row_(1),
-      input_ids_(INPUT, "input_ids", INT64, {1, ANY}),
-      position_ids_(INPUT, "position_ids", INT64, {1, ANY}),
+      input_ids_(INPUT, "input_ids", INT64, {1, NEW_ROWS}),
+      position_ids_(INPUT, "position_ids", INT64, {1, NEW_ROWS}),
       write_indices_(INPUT, "write_indices", INT64, {1}),
       mask_(mask_tensor(entry.has_mask, ATTENTION_MASK)),
       sliding_mask_(mask_tensor(entry.has_sliding_mask, ATTENTION_MASK_SLIDING)) {
     if (entry.encoder && entry.encoder->reads_positions) {
-        row_positions_.emplace(INPUT, "row_positions", INT64, std::vector{ANY});
+        row_positions_.emplace(INPUT, "row_positions", INT64, Shape{EXACT});
     }
-    for (const CacheEntry& cache : entry.caches) {
-        if (cache.is_recent()) continue;
-        for (const CachePart& part : cache.parts) buffers_.add(cache, part);
-    }
-    buffers_.resize(bucket_capacity(0), 0);
+    memory_->resize(bucket_capacity(0), 0);
 }
 
 std::vector<const BoundTensor*> Rows::tensors() const {
-    std::vector<const BoundTensor*> found = buffers_.tensors();
+    std::vector<const BoundTensor*> found = memory_->tensors();
     found.insert(found.end(), {&input_ids_, &position_ids_, &write_indices_});
     if (mask_) found.push_back(&*mask_);
     if (sliding_mask_) found.push_back(&*sliding_mask_);
@@ -66,7 +67,7 @@ std::vector<const BoundTensor*> Rows::tensors() const {
     return found;
 }
 
-void Rows::bind(const Call& call, Ort::IoBinding& binding) {
+void Rows::bind(const Call& call, Binding& binding) {
     const Forward& forward = call.forward;
     const std::size_t num_new = call.num_new();
     const auto from = static_cast<std::ptrdiff_t>(call.start);
@@ -88,7 +89,7 @@ void Rows::bind(const Call& call, Ort::IoBinding& binding) {
         sliding_mask_->bind(binding, sliding_mask_bytes_.data(), {num_new, capacity()});
     }
     if (row_positions_) row_positions_->bind(binding, positions_.data(), {capacity()});
-    buffers_.bind(binding);
+    memory_->bind(binding);
 }
 
 /// Write the rows of the call, (num_new, capacity). With a window of 2, position 5 and positions
@@ -117,10 +118,10 @@ void Rows::fill_mask(const Call& call, bool is_sliding, std::vector<std::uint8_t
 }
 
 void Rows::reserve(std::size_t num_rows, std::size_t num_used) {
-    const std::size_t capacity = bucket_capacity(num_rows);
+    const std::size_t capacity = memory_->capacity_for(num_rows, num_used);
     if (num_used > 0 && capacity <= this->capacity()) return;
     has_shrunk_ |= capacity <= this->capacity() / 4;
-    buffers_.resize(capacity, num_used);
+    memory_->resize(capacity, num_used);
     positions_.resize(capacity);
 }
 
@@ -130,7 +131,7 @@ void Rows::keep(std::span<const std::int64_t> rows) {
     for (std::size_t to = first; to < rows.size(); ++to) {  // rows move down only
         positions_[to] = positions_[static_cast<std::size_t>(rows[to])];
     }
-    buffers_.move_rows(rows.subspan(first), first);
+    memory_->move_rows(rows.subspan(first), first);
 }
 
 }  // namespace dsbd

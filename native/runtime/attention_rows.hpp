@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -12,18 +13,18 @@
 
 namespace dsbd {
 
-/// The capacity for so many rows: 128, 256, 320, 384, ..., 1024, 1152, ...
-std::size_t bucket_capacity(std::size_t num_rows);
+/// Caches in host memory, without rows.
+std::unique_ptr<RowMemory> host_rows(const ModelEntry& entry);
 
 /// The key/value cache that every node adds a row to, and the masks over it. Each cache is one
-/// buffer, bound as past and present, so that the engine writes its new rows in place.
+/// memory, bound as past and present, so that the engine writes its new rows in place.
 class Rows : public Part {
 public:
-    explicit Rows(const ModelEntry& entry);
+    Rows(const ModelEntry& entry, std::unique_ptr<RowMemory> memory);
 
-    std::size_t capacity() const { return buffers_.capacity(); }
+    std::size_t capacity() const { return memory_->capacity(); }
     std::vector<const BoundTensor*> tensors() const override;
-    void bind(const Call& call, Ort::IoBinding& binding) override;
+    void bind(const Call& call, Binding& binding) override;
     void reserve(std::size_t num_rows, std::size_t num_used) override;
     /// Rows before the first gap stay: of [0, 1, 4, 6] two move, to 2 and 3.
     void keep(std::span<const std::int64_t> rows) override;
@@ -35,7 +36,7 @@ private:
     void fill_mask(const Call& call, bool is_sliding, std::vector<std::uint8_t>& mask) const;
 
     std::size_t sliding_window_;
-    RowBuffers buffers_;
+    std::unique_ptr<RowMemory> memory_;
     Ints positions_;  // (capacity,); as many as there are rows are valid
     Ints ids_of_call_, positions_of_call_, first_row_;
     BoundTensor input_ids_, position_ids_, write_indices_;

@@ -11,6 +11,7 @@ namespace {
 
 constexpr auto INT64 = ONNX_TENSOR_ELEMENT_DATA_TYPE_INT64;
 constexpr auto ANY = BoundTensor::ANY;
+constexpr auto NEW_ROWS = BoundTensor::NEW_ROWS;
 constexpr auto INPUT = BoundTensor::Way::input;
 constexpr auto OUTPUT = BoundTensor::Way::output;
 
@@ -18,12 +19,12 @@ std::size_t bytes_of(const ModelEntry& entry, std::size_t width) {
     return width * (entry.dtype == "fp32" ? 4 : 2);
 }
 
-/// A tensor [any, width] in the engine's float type.
+/// A tensor [rows, width] in the engine's float type.
 BoundTensor rows_tensor(BoundTensor::Way way, const char* name, const ModelEntry& entry,
-                        std::size_t width) {
+                        std::size_t width, std::int64_t rows = ANY) {
     const auto type = entry.dtype == "fp32" ? ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT
                                             : ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16;
-    return BoundTensor(way, name, type, {ANY, static_cast<std::int64_t>(width)});
+    return BoundTensor(way, name, type, {rows, static_cast<std::int64_t>(width)});
 }
 
 }  // namespace
@@ -54,7 +55,7 @@ void FeaturesOfTarget::begin(const Forward& forward) {
     num_written_ = 0;
 }
 
-void FeaturesOfTarget::bind(const Call& call, Ort::IoBinding& binding) {
+void FeaturesOfTarget::bind(const Call& call, Binding& binding) {
     rows_of_call_.clear();
     for (const std::int64_t row : call.forward.feature_rows) {
         const auto number = static_cast<std::size_t>(row);
@@ -73,8 +74,8 @@ FeaturesOfDraft::FeaturesOfDraft(const ModelEntry& entry)
       own_bytes_(bytes_of(entry, *entry.features->own_width)),
       target_features_(rows_tensor(INPUT, "target_features", entry, entry.features->width)),
       own_features_(rows_tensor(INPUT, "own_features", entry, *entry.features->own_width)),
-      feature_index_(INPUT, "feature_index", INT64, {ANY}),
-      features_(rows_tensor(OUTPUT, "features", entry, *entry.features->own_width)),
+      feature_index_(INPUT, "feature_index", INT64, {NEW_ROWS}, -1),
+      features_(rows_tensor(OUTPUT, "features", entry, *entry.features->own_width, NEW_ROWS)),
       index_(MAX_FORWARD_ROWS) {}
 
 std::vector<const BoundTensor*> FeaturesOfDraft::tensors() const {
@@ -107,10 +108,11 @@ void FeaturesOfDraft::begin(const Forward& forward) {
     kept_ = std::make_shared<HostFeatures>(false, num_new, own_bytes_);
 }
 
-void FeaturesOfDraft::bind(const Call& call, Ort::IoBinding& binding) {
+void FeaturesOfDraft::bind(const Call& call, Binding& binding) {
     std::fill(index_.begin(), index_.end(), -1);
     const std::size_t num_target = gather(call, true, target_bytes_, 0, target_rows_);
-    const std::size_t num_own = gather(call, false, own_bytes_, num_target, own_rows_);
+    const std::size_t num_own =
+        gather(call, false, own_bytes_, binding.rounded(num_target), own_rows_);
     target_features_.bind(binding, target_rows_.data(), {num_target});
     own_features_.bind(binding, own_rows_.data(), {num_own});
     feature_index_.bind(binding, index_.data(), {call.num_new()});

@@ -37,7 +37,7 @@ public:
 
     std::vector<const BoundTensor*> tensors() const override;
     void begin(const Forward& forward) override;
-    void bind(const Call& call, Ort::IoBinding& binding) override;
+    void bind(const Call& call, Binding& binding) override;
     void finish(ForwardResult& result) override { result.features = std::move(kept_); }
 
 private:
@@ -55,7 +55,7 @@ public:
 
     std::vector<const BoundTensor*> tensors() const override;
     void begin(const Forward& forward) override;
-    void bind(const Call& call, Ort::IoBinding& binding) override;
+    void bind(const Call& call, Binding& binding) override;
     void finish(ForwardResult& result) override { result.features = std::move(kept_); }
 
 private:

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstring>
 #include <string>
+#include <utility>
 
 namespace dsbd {
 
@@ -11,16 +12,16 @@ namespace {
 
 constexpr auto INT64 = ONNX_TENSOR_ELEMENT_DATA_TYPE_INT64;
 constexpr auto FLOAT = ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT;
-constexpr auto ANY = BoundTensor::ANY;
+constexpr auto LOGIT_ROWS = BoundTensor::LOGIT_ROWS;
 
 }  // namespace
 
 Head::Head(const ModelEntry& entry)
     : num_top_(entry.num_top_logits),
       vocab_size_(entry.vocab_size),
-      logit_rows_(BoundTensor::Way::input, "logit_rows", INT64, {ANY}) {
+      logit_rows_(BoundTensor::Way::input, "logit_rows", INT64, {LOGIT_ROWS}) {
     const auto add = [this](const char* name, ONNXTensorElementDataType type, std::size_t width) {
-        std::vector<std::int64_t> dims{ANY};
+        std::vector<std::int64_t> dims{LOGIT_ROWS};
         if (width) dims.push_back(static_cast<std::int64_t>(width));
         const std::size_t row_bytes = (type == INT64 ? 8 : 4) * std::max<std::size_t>(width, 1);
         outputs_.push_back(
@@ -42,6 +43,7 @@ std::vector<const BoundTensor*> Head::tensors() const {
 
 void Head::begin(const Forward& forward) {
     kept_[current_].head = nullptr;
+    left_by_ = nullptr;
     num_written_ = 0;
     is_in_order_ = true;
     place_.resize(forward.logit_rows.size());
@@ -53,7 +55,7 @@ void Head::begin(const Forward& forward) {
 
 /// Request the logits of the call's rows in the forward's order; of repeated rows once if they are
 /// more than the call has.
-void Head::bind(const Call& call, Ort::IoBinding& binding) {
+void Head::bind(const Call& call, Binding& binding) {
     const Ints& all = call.forward.logit_rows;
     std::vector<std::size_t> places;  // which of all the logit rows are the call's
     rows_of_call_.clear();
@@ -84,6 +86,11 @@ void Head::bind(const Call& call, Ort::IoBinding& binding) {
     for (Output& output : outputs_) {
         output.tensor.bind(binding, output.memory.data() + num_written_ * output.row_bytes,
                            {num_rows});
+    }
+    // the full logits of a top-k head, unless further calls overwrite them
+    if (outputs_.size() == 4 && call.start == 0 && call.is_last()) {
+        binding.leave(outputs_.back().tensor);
+        left_by_ = &binding;
     }
     num_written_ += num_rows;
 }
@@ -132,6 +139,7 @@ std::span<const float> Head::Kept::row(std::size_t row) {
                          std::to_string(head->place_.size()));
     }
     const Output& output = head->outputs_.back();
+    if (head->left_by_) std::exchange(head->left_by_, nullptr)->fetch(output.tensor);
     const std::byte* const found = output.memory.data() + head->place_[row] * output.row_bytes;
     return {reinterpret_cast<const float*>(found), head->vocab_size_};
 }

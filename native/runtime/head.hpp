@@ -18,7 +18,7 @@ public:
 
     std::vector<const BoundTensor*> tensors() const override;
     void begin(const Forward& forward) override;
-    void bind(const Call& call, Ort::IoBinding& binding) override;
+    void bind(const Call& call, Binding& binding) override;
     void finish(ForwardResult& result) override;
 
 private:
@@ -34,7 +34,7 @@ private:
     /// All logits of one forward; expired by the next.
     struct Kept : FullLogits {
         std::span<const float> row(std::size_t row) override;
-        const Head* head = nullptr;  // null: expired
+        Head* head = nullptr;  // null: expired
     };
 
     std::size_t num_top_, vocab_size_;
@@ -43,8 +43,9 @@ private:
     std::vector<Output> outputs_;      // logits; or top_logits, top_ids, logsumexp, and logits
     std::vector<std::size_t> place_;   // (R,): of each logit row, its row in the outputs
     std::size_t num_written_ = 0;      // rows of the outputs, in the calls so far
-    bool is_in_order_ = true;          // place_ is 0, 1, 2, ...
-    std::array<Kept, 2> kept_;         // of this forward and of the one before
+    Binding* left_by_ = nullptr;  // has the full logits of the forward; null: memory has them
+    bool is_in_order_ = true;  // place_ is 0, 1, 2, ...
+    std::array<Kept, 2> kept_;  // of this forward and of the one before
     std::size_t current_ = 0;
 };
 

@@ -134,6 +134,7 @@ ModelEntry entry_of(const JsonObject& json, bool is_older, bool is_draft, const 
     entry.dtype = json.one_of("dtype", {"fp32", "fp16"});
     entry.quantization =
         json.one_of("quantization", {"none", "int8-dynamic", "int8", "int4", "int4-symmetric"});
+    if (json.has("form")) entry.form = json.one_of("form", {"portable", "cuda", "webgpu"});
     entry.vocab_size = json.count("vocab_size");
     entry.context_length = json.count("context_length");
     if (!json.value("bos_token_id").is_null()) {

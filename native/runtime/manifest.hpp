@@ -60,6 +60,7 @@ struct EncoderEntry {
 /// Manifest entry of one engine.
 struct ModelEntry {
     std::string family, dtype, quantization;
+    std::string form = "portable";  // operators of the graphs
     std::size_t vocab_size = 0, context_length = 0;
     std::optional<std::int64_t> bos_token_id;
     std::vector<std::int64_t> eos_token_ids;
@@ -94,6 +95,10 @@ struct Bundle {
     /// them.
     std::size_t context_length() const;
     std::filesystem::path model_path(const char* role) const { return path / role / "model.onnx"; }
+    std::filesystem::path prune_path(const char* role) const { return path / role / "prune.onnx"; }
+    const ModelEntry& entry(const std::string& role) const {
+        return role == "target" ? target : *draft;
+    }
 };
 
 /// Refuse a bundle because of a part that is not native.

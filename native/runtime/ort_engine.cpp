@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <chrono>
 
+#include "runtime/device_rows.hpp"
 #include "runtime/features.hpp"
 #include "runtime/head.hpp"
 #include "runtime/prepared_engine.hpp"
@@ -21,17 +22,25 @@ void check_below(const char* name, const Ints& numbers, std::size_t stop) {
     }
 }
 
+/// The device of an engine, null for the processor; Error: it does not run the engine.
+std::shared_ptr<Device> device_of(const ModelEntry& entry, const std::filesystem::path& file,
+                                  const EngineSettings& settings) {
+    if (settings.device) return settings.device;
+    check_runnable(*settings.placement.provider, entry, file);
+    if (!settings.placement.is_device()) return nullptr;
+    return std::make_shared<Device>(settings.placement, settings.provider_library);
+}
+
 }  // namespace
 
 OrtEngine::OrtEngine(const Ort::Env& env, const Bundle& bundle, const std::string& role,
                      const EngineSettings& settings, const OrtEngine* target)
     : file_(bundle.model_path(role.c_str())),
-      session_(
-          settings.engine_cache.empty()
-              ? open_graph(env, file_, role == "target" ? bundle.target : *bundle.draft, settings)
-              : open_prepared(env, bundle, role, settings)),
-      binding_(session_) {
-    const ModelEntry& entry = role == "target" ? bundle.target : *bundle.draft;
+      device_(device_of(bundle.entry(role), file_, settings)),
+      recording_{settings.captures.value_or(true) &&
+                 !settings.placement.provider->capture_option.empty()},
+      session_(open(env, bundle, role, settings)) {
+    const ModelEntry& entry = bundle.entry(role);
     spec_ = entry.spec();
     row_bytes_ = entry.row_bytes();
     if (spec_.returns_features) parts_.push_back(std::make_unique<FeaturesOfTarget>(entry));
@@ -42,7 +51,7 @@ OrtEngine::OrtEngine(const Ort::Env& env, const Bundle& bundle, const std::strin
         sources_ = sources.get();
         parts_.push_back(std::move(sources));
     }
-    auto rows = std::make_unique<Rows>(entry);
+    auto rows = std::make_unique<Rows>(entry, row_memory(bundle, role, settings));
     rows_ = rows.get();
     parts_.push_back(std::move(rows));
     parts_.push_back(std::make_unique<Head>(entry));
@@ -57,6 +66,47 @@ OrtEngine::OrtEngine(const Ort::Env& env, const Bundle& bundle, const std::strin
     }
     check_graph(file_, session_, tensors);
     reset_peak();
+}
+
+OrtEngine::~OrtEngine() {
+    if (!device_) return;
+    const auto turn = Device::turn();
+    device_->wait();  // a process may end next, and its queue must be empty then
+    parts_.clear();  // first, because calls of the binding have the memory of the parts
+    binding_.reset();
+    session_ = Ort::Session(nullptr);
+}
+
+Ort::Session OrtEngine::open(const Ort::Env& env, const Bundle& bundle, const std::string& role,
+                             const EngineSettings& settings) const {
+    if (device_) return device_->open(file_, recording_.is_on, settings.log_level);
+    if (!settings.engine_cache.empty()) return open_prepared(env, bundle, role, settings);
+    return open_graph(env, file_, bundle.entry(role), settings);
+}
+
+/// Make the binding, and the memory of the caches.
+std::unique_ptr<RowMemory> OrtEngine::row_memory(const Bundle& bundle, const std::string& role,
+                                                 const EngineSettings& settings) {
+    const ModelEntry& entry = bundle.entry(role);
+    if (!device_) {
+        binding_ = std::make_unique<HostBinding>(session_);
+        return host_rows(entry);
+    }
+    auto binding = std::make_unique<DeviceBinding>(device_, session_, true, &recording_);
+    auto rows = std::make_unique<DeviceRows>(
+        device_, entry,
+        device_->open(bundle.prune_path(role.c_str()), recording_.is_on, settings.log_level),
+        *binding, recording_);
+    binding_ = std::move(binding);
+    return rows;
+}
+
+void OrtEngine::expect(std::size_t num_rows) {
+    if (!recording_.is_on || num_rows <= rows_->capacity()) return;
+    try {
+        reserve(num_rows, num_rows_);
+    } catch (const CapacityError&) {  // the request may need fewer rows; the caches grow later
+    }
 }
 
 ForwardResult OrtEngine::forward(const Forward& forward) {
@@ -133,16 +183,13 @@ void OrtEngine::reserve(std::size_t num_rows, std::size_t num_used) {
 void OrtEngine::run(const Call& call) {
     const std::size_t stop = call.first_row + call.num_new();
     if (stop > rows_->capacity()) reserve(stop, call.first_row);  // rows that are computed again
-    for (const auto& part : parts_) part->bind(call, binding_);
+    binding_->begin(call.num_new(), call.first_row, rows_->capacity());
+    for (const auto& part : parts_) part->bind(call, *binding_);
     if (sources_) kv_bytes_peak_ = std::max(kv_bytes_peak_, kv_bytes());
-    Ort::RunOptions options{nullptr};
-    if (rows_->has_shrunk()) {
-        options = Ort::RunOptions();
-        options.AddConfigEntry("memory.enable_memory_arena_shrinkage", "cpu:0");
-    }
+    const bool gives_up_memory = rows_->has_shrunk();
     const auto began = std::chrono::steady_clock::now();
     try {
-        session_.Run(options, binding_);
+        binding_->run(gives_up_memory);
     } catch (const Ort::Exception& error) {
         throw_call_error(file_,
                          std::to_string(call.num_new()) + " rows from row " +

@@ -30,13 +30,6 @@ bool saturates_int8_products() {
 #endif
 }
 
-std::string in_one_line(const std::string& text) {
-    std::istringstream words(text);
-    std::string line;
-    for (std::string word; words >> word;) line += (line.empty() ? "" : " ") + word;
-    return line;
-}
-
 std::string shown(const std::vector<std::int64_t>& dims) {
     std::string text;
     for (const std::int64_t dim : dims) {
@@ -67,6 +60,21 @@ void check_tensor(const std::filesystem::path& file, const BoundTensor& expected
 
 }  // namespace
 
+std::string in_one_line(const std::string& text) {
+    std::istringstream words(text);
+    std::string line;
+    for (std::string word; words >> word;) line += (line.empty() ? "" : " ") + word;
+    return line;
+}
+
+bool is_out_of_memory(const std::string& reason) {
+    for (const char* sign : {"Failed to allocate memory", "bad allocation", "bad_alloc",
+                             "out of memory", "smaller than requested bytes"}) {
+        if (reason.find(sign) != std::string::npos) return true;
+    }
+    return false;
+}
+
 Ort::Env ort_environment() {
     setenv("ORT_DISABLE_TELEMETRY", "1", 0);
     return Ort::Env(ORT_LOGGING_LEVEL_ERROR, "dsbd");
@@ -74,7 +82,7 @@ Ort::Env ort_environment() {
 
 Ort::SessionOptions session_options(const ModelEntry& entry, const EngineSettings& settings) {
     Ort::SessionOptions options;
-    options.SetLogSeverityLevel(ORT_LOGGING_LEVEL_ERROR);
+    options.SetLogSeverityLevel(settings.log_level);
     if (settings.num_threads) options.SetIntraOpNumThreads(*settings.num_threads);
     if (settings.spin_us > 0) {
         options.AddConfigEntry("session.intra_op.spin_duration_us",
@@ -82,6 +90,9 @@ Ort::SessionOptions session_options(const ModelEntry& entry, const EngineSetting
     } else {
         options.AddConfigEntry("session.intra_op.allow_spinning", "0");
     }
+    // Weights in blocks are packed in any case: unpacked ones compute in another precision.
+    const bool has_blocks = entry.quantization != "none" && entry.quantization != "int8-dynamic";
+    if (!settings.packs && !has_blocks) options.AddConfigEntry("session.disable_prepacking", "1");
     if (entry.quantization == "int8-dynamic" && saturates_int8_products()) {
         options.AddConfigEntry("session.x64quantprecision", "1");
     }
@@ -96,42 +107,6 @@ Ort::Session open_graph(const Ort::Env& env, const std::filesystem::path& file,
         throw Error("ONNX Runtime cannot load " + file.string() + " (" + in_one_line(error.what()) +
                     "); copy the bundle or export again");
     }
-}
-
-void BoundTensor::bind(Ort::IoBinding& binding, void* memory,
-                       std::initializer_list<std::size_t> sizes) {
-    std::vector<std::int64_t> shape = shape_of(sizes);
-    if (memory == memory_ && shape == shape_) return;
-    memory_ = memory;
-    shape_ = std::move(shape);
-    if (way_ == Way::input) {
-        binding.BindInput(name_.c_str(), value_of(memory, shape_));
-    } else {
-        binding.BindOutput(name_.c_str(), value_of(memory, shape_));
-    }
-}
-
-Ort::Value BoundTensor::value_on(void* memory, std::initializer_list<std::size_t> sizes) const {
-    return value_of(memory, shape_of(sizes));
-}
-
-std::vector<std::int64_t> BoundTensor::shape_of(std::initializer_list<std::size_t> sizes) const {
-    std::vector<std::int64_t> shape = dims_;
-    auto size = sizes.begin();
-    for (std::int64_t& dim : shape) {
-        if (dim == ANY) dim = static_cast<std::int64_t>(*size++);
-    }
-    return shape;
-}
-
-Ort::Value BoundTensor::value_of(void* memory, const std::vector<std::int64_t>& shape) const {
-    std::size_t num_bytes = type_ == ONNX_TENSOR_ELEMENT_DATA_TYPE_INT64     ? 8
-                            : type_ == ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT   ? 4
-                            : type_ == ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16 ? 2
-                                                                             : 1;
-    for (const std::int64_t dim : shape) num_bytes *= static_cast<std::size_t>(dim);
-    static const auto host = Ort::MemoryInfo::CreateCpu(OrtArenaAllocator, OrtMemTypeDefault);
-    return Ort::Value::CreateTensor(host, memory, num_bytes, shape.data(), shape.size(), type_);
 }
 
 void check_graph(const std::filesystem::path& file, const Ort::Session& session,
@@ -169,13 +144,11 @@ void check_graph(const std::filesystem::path& file, const Ort::Session& session,
 void throw_call_error(const std::filesystem::path& file, const std::string& sizes,
                       const std::exception& error) {
     const std::string reason = in_one_line(error.what());
-    for (const char* sign : {"Failed to allocate memory", "bad allocation", "bad_alloc"}) {
-        if (reason.find(sign) != std::string::npos) {
-            throw CapacityError("no memory for a call of " + file.string() + " (" + sizes +
-                                "): " + reason +
-                                "; shorten the prompt, ask for fewer beams or a shorter "
-                                "draft");
-        }
+    if (is_out_of_memory(reason)) {
+        throw CapacityError("no memory for a call of " + file.string() + " (" + sizes +
+                            "): " + reason +
+                            "; shorten the prompt, ask for fewer beams or a shorter "
+                            "draft");
     }
     throw Error("ONNX Runtime failed in a call of " + file.string() + " (" + sizes +
                 "): " + reason + "; copy the bundle or export again");

@@ -1,25 +1,33 @@
-// Graphs on ONNX Runtime (ort_module.py, host_binder.py): opening, checks, tensors bound in place.
+// Graphs on ONNX Runtime (ort_module.py, graph_check.py): opening, checks, errors of calls.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
 #include <filesystem>
-#include <initializer_list>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include <onnxruntime_cxx_api.h>
 
+#include "runtime/binding.hpp"
 #include "runtime/manifest.hpp"
+#include "runtime/placement.hpp"
 
 namespace dsbd {
+
+class Device;
 
 /// Settings of engines that do not belong to a bundle.
 struct EngineSettings {
     std::optional<int> num_threads;  // of one call; none: ONNX Runtime chooses
     int spin_us = 20;                // an idle thread waits busily for so long, then it sleeps
     std::string engine_cache;        // folder of prepared engines; empty: nothing is stored
+    Placement placement;             // where the engine runs
+    std::shared_ptr<Device> device;  // of a test; null: that of the placement
+    std::string provider_library;    // file or folder of its provider; empty: it is searched
+    std::optional<bool> captures;    // whether its calls are recorded; none: if the provider can
+    bool packs = true;               // whether weights are packed, in memory of their own
+    OrtLoggingLevel log_level = ORT_LOGGING_LEVEL_ERROR;
 };
 
 /// ONNX Runtime without its telemetry, which is on by default, unless the user has set the switch.
@@ -31,44 +39,14 @@ Ort::SessionOptions session_options(const ModelEntry& entry, const EngineSetting
 Ort::Session open_graph(const Ort::Env& env, const std::filesystem::path& file,
                         const ModelEntry& entry, const EngineSettings& settings);
 
-/// An input or an output of a graph whose memory the host owns. It is bound again only when the
-/// memory or a size has changed.
-class BoundTensor {
-public:
-    enum class Way { input, output };
-    static constexpr std::int64_t ANY = -1;  // a dimension that calls choose
-
-    BoundTensor(Way way, std::string name, ONNXTensorElementDataType type,
-                std::vector<std::int64_t> dims)
-        : way_(way), name_(std::move(name)), type_(type), dims_(std::move(dims)) {}
-
-    /// Let the next calls use this memory; `sizes`: of the dimensions ANY, in order.
-    void bind(Ort::IoBinding& binding, void* memory, std::initializer_list<std::size_t> sizes);
-
-    /// The same as a value that is not bound.
-    Ort::Value value_on(void* memory, std::initializer_list<std::size_t> sizes) const;
-
-    Way way() const { return way_; }
-    const std::string& name() const { return name_; }
-    ONNXTensorElementDataType type() const { return type_; }
-    const std::vector<std::int64_t>& dims() const { return dims_; }
-
-private:
-    std::vector<std::int64_t> shape_of(std::initializer_list<std::size_t> sizes) const;
-    Ort::Value value_of(void* memory, const std::vector<std::int64_t>& shape) const;
-
-    Way way_;
-    std::string name_;
-    ONNXTensorElementDataType type_;
-    std::vector<std::int64_t> dims_;
-    std::vector<std::int64_t> shape_;  // as it is bound
-    void* memory_ = nullptr;
-};
-
 /// Raise Error naming the first input or output of a graph that differs from these.
 void check_graph(const std::filesystem::path& file, const Ort::Session& session,
                  const std::vector<const BoundTensor*>& tensors);
 
+/// A message of ONNX Runtime without line breaks.
+std::string in_one_line(const std::string& text);
+/// Whether a message of ONNX Runtime says that there is no memory.
+bool is_out_of_memory(const std::string& reason);
 /// The error of a failed call: CapacityError without memory, else Error.
 [[noreturn]] void throw_call_error(const std::filesystem::path& file, const std::string& sizes,
                                    const std::exception& error);

@@ -32,7 +32,7 @@ public:
     /// A forward begins; refuse what the engine does not take, before anything is computed.
     virtual void begin(const Forward&) {}
     /// Say what a call reads and writes of its kind.
-    virtual void bind(const Call& call, Ort::IoBinding& binding) = 0;
+    virtual void bind(const Call& call, Binding& binding) = 0;
     /// Make room for so many cache rows, keep the first `num_used`; 0: a path begins anew.
     virtual void reserve(std::size_t, std::size_t /*num_used*/) {}
     /// Keep these cache rows, increasing; drop all others.

@@ -5,6 +5,7 @@
 #include <sstream>
 #include <system_error>
 
+#include "runtime/number_check.hpp"
 #include "set_up.hpp"
 
 namespace dsbd {
@@ -16,16 +17,41 @@ constexpr std::size_t MOST_TRIES = 8, MOST_ESTIMATORS = 64;
 
 /// Refuse what only the library with Python does.
 void check_native(const JsonObject& settings, const std::string& name) {
-    const bool is_provider = name == "provider" || name == "draft_provider";
     if (!settings.has(name)) return;
     const Json& value = settings.value(name);
-    if (value == false || (is_provider && value == "cpu")) return;
+    if (value == false) return;
     if (name == "loop" && (value == "auto" || value == "native")) return;
-    const std::string use = is_provider ? "use \"cpu\", or " : "leave it out, or use ";
     throw Error("settings has " + name + " " + in_short(value) +
-                ", which the native library "
-                "does not do; " +
-                use + "libdsbd with Python (docs/embedding.md)");
+                ", which the native library does not do; leave it out, or use libdsbd with Python "
+                "(docs/embedding.md)");
+}
+
+/// Read where the engines run, and refuse settings of engines that no provider has.
+void read_placements(const JsonObject& given, PipelineSettings& found) {
+    EngineSettings& engines = found.engines;
+    const std::string provider = given.text_or_null("provider").value_or("cpu");
+    engines.placement = placement_of("provider", provider);
+    if (const auto text = given.text_or_null("draft_provider")) {
+        found.draft_placement = placement_of("draft_provider", *text);
+    }
+    engines.provider_library = given.text_or_null("provider_library").value_or("");
+    if (given.has("cuda_graphs")) engines.captures = given.boolean("cuda_graphs");
+    const Provider& of_target = *engines.placement.provider;
+    const Provider& of_draft = *found.draft_placement.value_or(engines.placement).provider;
+    std::string names = "'" + std::string(of_target.name) + "'";
+    if (of_draft.name != of_target.name) names += " and '" + std::string(of_draft.name) + "'";
+    if (of_target.is_device() && of_draft.is_device()) {
+        for (const char* name : {"num_threads", "spin_us", "engine_cache"}) {
+            if (!given.has(name)) continue;
+            throw Error(std::string(name) + " is " + in_short(given.value(name)) +
+                        ", but provider " + names + " runs on a GPU; leave it out");
+        }
+    }
+    if (engines.captures.value_or(false) && of_target.capture_option.empty() &&
+        of_draft.capture_option.empty()) {
+        throw Error("cuda_graphs is set, but the native library records no calls of provider " +
+                    names + "; use 'webgpu', or leave it out");
+    }
 }
 
 /// The latest used of a list by key, made if it is missing; the list holds at most `most`.
@@ -53,8 +79,13 @@ double engine_bytes(const Bundle& bundle, const std::string& folder) {
     return num_bytes(bundle, folder) - num_bytes(bundle, folder + "encoder.onnx");
 }
 
-/// A small draft, whose calls are over before a second thread has begun, gets one thread.
-EngineSettings draft_settings(const Bundle& bundle, EngineSettings settings) {
+/// The settings of the draft. A small one, whose calls are over before a second thread has begun,
+/// gets one thread if it shares the processor with the target.
+EngineSettings draft_settings(const Bundle& bundle, const PipelineSettings& given) {
+    EngineSettings settings = given.engines;
+    const bool target_is_on_device = settings.placement.is_device();
+    settings.placement = given.draft_placement.value_or(settings.placement);
+    if (target_is_on_device || settings.placement.is_device()) return settings;
     const auto weights = bundle.size_by_file.find("draft/model.onnx.data");
     const bool is_small =
         weights == bundle.size_by_file.end() || weights->second <= SMALL_DRAFT_BYTES;
@@ -83,10 +114,9 @@ BundleFacts facts_of(const Bundle& bundle, const PipelineSettings& settings) {
 PipelineSettings PipelineSettings::of(std::string_view json) {
     const Json content = json_from_text(json, "settings");
     const JsonObject given(content, "settings", "dsbd_native.h has the settings of dsbd_open");
-    for (const char* name : {"provider", "draft_provider", "cuda_graphs", "verify", "loop"}) {
-        check_native(given, name);
-    }
+    for (const char* name : {"verify", "loop"}) check_native(given, name);
     PipelineSettings found;
+    read_placements(given, found);
     const auto num_threads = given.number_or_null("num_threads", 1024, 1);
     if (num_threads) found.engines.num_threads = static_cast<int>(*num_threads);
     const auto spin_us = given.number_or_null("spin_us", 10'000);
@@ -109,10 +139,14 @@ Pipeline::Pipeline(const std::filesystem::path& folder, const PipelineSettings& 
       bundle_(open_bundle(folder)),
       prompts_(bundle_),
       env_(ort_environment()) {
-    target_ = std::make_unique<OrtEngine>(env_, bundle_, "target", settings.engines);
+    if (!bundle_.draft && settings.draft_placement) {
+        throw Error("draft_provider is '" + std::string(settings.draft_placement->provider->name) +
+                    "', but the bundle " + bundle_.path.string() + " has no draft; leave it out");
+    }
+    target_ = checked_engine(env_, bundle_, "target", settings.engines);
     if (bundle_.draft) {
-        draft_ = std::make_unique<OrtEngine>(
-            env_, bundle_, "draft", draft_settings(bundle_, settings.engines), target_.get());
+        draft_ = checked_engine(env_, bundle_, "draft", draft_settings(bundle_, settings),
+                                target_.get());
     }
     costs_ = std::make_shared<LearnedCosts>(engine_bytes(bundle_, "target/"),
                                             engine_bytes(bundle_, "draft/"),

@@ -28,7 +28,8 @@ namespace dsbd {
 
 /// How a bundle is opened, and the limits of a service on it: the settings of dsbd_open.
 struct PipelineSettings {
-    EngineSettings engines;
+    EngineSettings engines;  // of the target, and what the draft's share with them
+    std::optional<Placement> draft_placement;  // none: the target's
     bool prefix_cache = true, generation_config = true, chat_defaults = false;
     std::size_t ngram_pool = 16'384;  // tokens of earlier texts that the n-gram drafter searches
     std::size_t max_requests = 8;     // that run together
@@ -51,8 +52,8 @@ struct PreparedRequest {
     std::shared_ptr<const TextRun> start;  // null: the bundle has no native text
 };
 
-/// Target and draft on the processor. `prepare` may be called by any thread; the engines are for
-/// one thread.
+/// Target and draft where their settings place them. `prepare` may be called by any thread; the
+/// engines are for one thread.
 class Pipeline {
 public:
     /// Error: the bundle is damaged, or not for this library.

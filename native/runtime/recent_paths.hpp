@@ -48,7 +48,7 @@ public:
                  const EngineSettings& settings);
 
     std::vector<const BoundTensor*> tensors() const;
-    void bind(const NewRows& call, Ort::IoBinding& binding);
+    void bind(const NewRows& call, Binding& binding);
     std::size_t capacity() const { return rows_.capacity(); }
     std::size_t num_bytes() const;
     bool has_states() const { return !states_.empty(); }

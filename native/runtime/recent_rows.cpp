@@ -73,7 +73,7 @@ std::vector<const BoundTensor*> RecentMemory::tensors() const {
     return found;
 }
 
-void RecentMemory::bind(const NewRows& call, Ort::IoBinding& binding) {
+void RecentMemory::bind(const NewRows& call, Binding& binding) {
     rows_.bind(binding);
     for (State& state : states_) {
         state.tensor.bind(binding, state.values.data() + call.first_checkpoint * state.size,
@@ -180,7 +180,7 @@ void RecentRows::run(const Call& call, const std::function<void(const Call&)>& r
     paths_.append_next(call);
 }
 
-void RecentRows::bind(const Call& call, Ort::IoBinding& binding) {
+void RecentRows::bind(const Call& call, Binding& binding) {
     NewRows& next = paths_.next;
     const std::size_t num_new = call.num_new(), capacity = memory_.capacity();
     memory_.bind(next, binding);

@@ -21,7 +21,7 @@ public:
 
     std::size_t num_bytes() const { return memory_.num_bytes(); }
     std::vector<const BoundTensor*> tensors() const override;
-    void bind(const Call& call, Ort::IoBinding& binding) override;
+    void bind(const Call& call, Binding& binding) override;
     void keep(std::span<const std::int64_t> rows) override { paths_.keep(rows); }
 
     /// The most new rows of one call.

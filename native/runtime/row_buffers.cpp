@@ -1,22 +1,37 @@
 // Growth of row buffers, and rows moved in them.
 #include "runtime/row_buffers.hpp"
 
+#include <algorithm>
+#include <bit>
 #include <cstring>
 #include <new>
 #include <utility>
 
 namespace dsbd {
 
+std::size_t bucket_capacity(std::size_t num_rows) {
+    if (num_rows <= 256) return num_rows <= 128 ? 128 : 256;
+    const std::size_t step = std::max<std::size_t>(64, std::bit_ceil(num_rows) / 16);
+    return (num_rows + step - 1) / step * step;
+}
+
+std::size_t RowMemory::capacity_for(std::size_t num_rows, std::size_t) const {
+    return bucket_capacity(num_rows);
+}
+
+BoundTensor cache_tensor(BoundTensor::Way way, const std::string& begin, const CacheEntry& entry,
+                         const CachePart& part) {
+    const auto type = entry.dtype == "fp32" ? ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT
+                                            : ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16;
+    return BoundTensor(way, begin + "." + std::to_string(entry.layer) + "." + part.name, type,
+                       {1, static_cast<std::int64_t>(part.num_heads), BoundTensor::EXACT,
+                        static_cast<std::int64_t>(part.width)});
+}
+
 void RowBuffers::add(const CacheEntry& entry, const CachePart& part) {
-    const bool is_fp32 = entry.dtype == "fp32";
-    const auto type =
-        is_fp32 ? ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT : ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16;
-    const std::string name = "." + std::to_string(entry.layer) + "." + part.name;
-    const std::vector<std::int64_t> dims{1, static_cast<std::int64_t>(part.num_heads),
-                                         BoundTensor::ANY, static_cast<std::int64_t>(part.width)};
-    buffers_.push_back({BoundTensor(BoundTensor::Way::input, "past_key_values" + name, type, dims),
-                        BoundTensor(BoundTensor::Way::output, "present" + name, type, dims),
-                        part.num_heads, part.width * (is_fp32 ? 4 : 2), nullptr});
+    buffers_.push_back({cache_tensor(BoundTensor::Way::input, "past_key_values", entry, part),
+                        cache_tensor(BoundTensor::Way::output, "present", entry, part),
+                        part.num_heads, part.width * (entry.dtype == "fp32" ? 4 : 2), nullptr});
 }
 
 std::vector<const BoundTensor*> RowBuffers::tensors() const {
@@ -28,7 +43,7 @@ std::vector<const BoundTensor*> RowBuffers::tensors() const {
     return found;
 }
 
-void RowBuffers::bind(Ort::IoBinding& binding) {
+void RowBuffers::bind(Binding& binding) {
     for (Buffer& buffer : buffers_) {
         buffer.past.bind(binding, buffer.memory.get(), {capacity_});
         buffer.present.bind(binding, buffer.memory.get(), {capacity_});

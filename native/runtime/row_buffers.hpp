@@ -13,21 +13,41 @@
 
 namespace dsbd {
 
+/// The key/value caches of an engine, where it runs (attention_rows.RowMemory).
+class RowMemory {
+public:
+    virtual ~RowMemory() = default;
+    virtual std::size_t capacity() const = 0;
+    virtual std::vector<const BoundTensor*> tensors() const = 0;
+    virtual void bind(Binding& binding) = 0;
+    /// The capacity for so many rows, of which `num_used` are computed.
+    virtual std::size_t capacity_for(std::size_t num_rows, std::size_t num_used) const;
+    /// Give every cache so many rows and keep the first `num_used`; the rest is zero.
+    /// CapacityError: there is no memory; the caches are as before.
+    virtual void resize(std::size_t capacity, std::size_t num_used) = 0;
+    /// Copy these rows, increasing and none below `first_row`, to `first_row` and after it.
+    virtual void move_rows(std::span<const std::int64_t> rows, std::size_t first_row) = 0;
+};
+
+/// The capacity for so many rows: 128, 256, 320, 384, ..., 1024, 1152, ...
+std::size_t bucket_capacity(std::size_t num_rows);
+
+/// The inputs "past_key_values.{layer}.{part}" of an engine's caches, or, for each, the output.
+BoundTensor cache_tensor(BoundTensor::Way way, const std::string& begin, const CacheEntry& entry,
+                         const CachePart& part);
+
 /// Buffers [1, num_heads, capacity, width], each bound as past and present. Rows that nobody wrote
 /// are zero: masked rows still enter a product with weight 0, so they must be finite.
-class RowBuffers {
+class RowBuffers final : public RowMemory {
 public:
     /// Add the buffer "past_key_values.{layer}.{part}", without rows until `resize`.
     void add(const CacheEntry& entry, const CachePart& part);
     bool is_empty() const { return buffers_.empty(); }
-    std::size_t capacity() const { return capacity_; }
-    std::vector<const BoundTensor*> tensors() const;
-    void bind(Ort::IoBinding& binding);
-    /// Give every buffer so many rows and keep the first `num_used`; the rest is zero.
-    /// CapacityError: there is no memory; the buffers are as before.
-    void resize(std::size_t capacity, std::size_t num_used);
-    /// Copy these rows, increasing and none below `first_row`, to `first_row` and after it.
-    void move_rows(std::span<const std::int64_t> rows, std::size_t first_row);
+    std::size_t capacity() const override { return capacity_; }
+    std::vector<const BoundTensor*> tensors() const override;
+    void bind(Binding& binding) override;
+    void resize(std::size_t capacity, std::size_t num_used) override;
+    void move_rows(std::span<const std::int64_t> rows, std::size_t first_row) override;
     /// The buffers of one kind of part as inputs of another graph, by name.
     std::vector<std::pair<std::string, Ort::Value>> inputs(const std::string& part_prefix) const;
 

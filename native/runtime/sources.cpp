@@ -70,7 +70,7 @@ std::size_t Sources::end_of_call(const Forward& forward, std::size_t start,
     return stop;
 }
 
-void Sources::bind(const Call& call, Ort::IoBinding& binding) {
+void Sources::bind(const Call& call, Binding& binding) {
     std::vector<SourcePointer> distinct;  // in the order of their first rows
     Ints items(call.num_new());
     std::vector<std::int64_t> number_of(call.forward.sources.size(), -1);

@@ -30,7 +30,7 @@ public:
 
     std::vector<const BoundTensor*> tensors() const override;
     void begin(const Forward& forward) override;
-    void bind(const Call& call, Ort::IoBinding& binding) override;
+    void bind(const Call& call, Binding& binding) override;
     void reserve(std::size_t num_rows, std::size_t num_used) override;
     void finish(ForwardResult& result) override;
 

@@ -39,10 +39,10 @@ def bits(array):
 class NativeEngine:
     """An engine in a program of its own, as engine_test drives it."""
 
-    def __init__(self, native_build, bundle, role):
-        command = [native_build / "tests" / "engine_test", bundle, role]
+    def __init__(self, native_build, bundle, role, *provider, **options):
+        command = [native_build / "tests" / "engine_test", bundle, role, *provider]
         self._program = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, **options
         )
 
     def ask(self, **line):

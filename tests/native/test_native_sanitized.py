@@ -20,7 +20,7 @@ OPTIONS = {
     "UBSAN_OPTIONS": "print_stacktrace=1",
 }
 TESTS = (
-    *("options", "drafts", "tokenizers", "bundle", "engine", "text", "programs"),
+    *("options", "drafts", "tokenizers", "bundle", "engine", "devices", "text", "programs"),
     *("command.py::test_documented_commands", "command.py::test_a_trie"),
     "memcheck.py::test_a_thousand_requests_of_eight_threads",
 )

@@ -71,8 +71,8 @@ def pipe(bundle):
 class NativeRequests:
     """requests_test in a process of its own."""
 
-    def __init__(self, native_build, bundle):
-        command = [native_build / "tests" / "requests_test", bundle]
+    def __init__(self, native_build, bundle, *settings):
+        command = [native_build / "tests" / "requests_test", bundle, *settings]
         self._program = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )

@@ -81,7 +81,7 @@ OTHERWISE = {
     "open: unknown setting": (ERROR, "settings: bundle is "),
     "open: wrong limit": (ERROR, "settings: max_requests is 0, expected a whole number from 1"),
     "open: wrong type": (ERROR, "settings: num_threads is true, expected a whole number"),
-    "open: wrong provider": (ERROR, 'settings has provider "abacus", which the native library'),
+    "open: wrong provider": (ERROR, 'provider is "abacus", which is no execution provider'),
     "generate: options no JSON": (ERROR, "options is invalid JSON"),
     "generate: unknown option": (ERROR, "unknown option 'prompt'"),
     "generate: lone surrogate": (ERROR, "options is invalid JSON"),

@@ -15,6 +15,7 @@ from scripts.shared_captures import SharedCaptures
 from scripts.software_adapter import Unavailable, put_in_place, variables
 from tests.exports import family_pair
 from tests.made_once import made_once
+from tests.native.conftest import native_build, with_native  # noqa: F401 (fixtures)
 
 _HERE = Path(__file__).parent
 HEADS = ("full", "topk:16")

@@ -5,19 +5,24 @@
 // answer has the bits of every float as whole numbers. {"keep": [0, 1]}, {"full": row}: the
 // full logits of the last forward. With ROLE "both" a line has its own "role". Of an
 // encoder-decoder a forward has "sources", lists of tokens, and "source_of_row"; {"release":
-// tokens} gives one up.
+// tokens} gives one up. A further argument is the provider, with "+capture" if calls are recorded;
+// {"counts": true} returns the copies and runs of its device since the last question. The provider
+// "stand-in" is a device with memory of the host; {"lose": true}: it drops all calls from now on.
 #include <bit>
 #include <cstdint>
+#include <cstdlib>
+#include <cstring>
 #include <iostream>
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <nlohmann/json.hpp>
 
 #include "runtime/features.hpp"
-#include "runtime/ort_engine.hpp"
+#include "runtime/number_check.hpp"
 
 namespace {
 
@@ -83,6 +88,61 @@ json features_of(const dsbd::ForwardResult& result) {
                    features.num_rows * features.row_bytes / sizeof(float));
 }
 
+/// A device on the processor: values in memory of the host, which are copied as on a device.
+class StandIn final : public dsbd::Device {
+public:
+    StandIn() : Device("stand-in:0") {}
+
+    Ort::Session open(const std::filesystem::path& file, bool, OrtLoggingLevel) override {
+        Ort::SessionOptions options;
+        options.SetIntraOpNumThreads(1);
+        static const Ort::Env env = dsbd::ort_environment();
+        return Ort::Session(env, file.c_str(), options);
+    }
+    void run(Ort::Session& session, const Ort::RunOptions& options,
+             const Ort::IoBinding& binding) override {
+        if (!is_lost) Device::run(session, options, binding);
+    }
+    bool is_lost = false;
+
+protected:
+    Ort::Value created(ONNXTensorElementDataType type, const dsbd::Shape& shape) override {
+        Ort::AllocatorWithDefaultOptions allocator;
+        return Ort::Value::CreateTensor(allocator, shape.data(), shape.size(), type);
+    }
+    void copy(const std::vector<Copy>& copies) override {
+        for (const Copy& each : copies) {
+            const Ort::ConstValue from{each.from};
+            Ort::UnownedValue to{each.to};
+            const auto info = from.GetTensorTypeAndShapeInfo();
+            std::memcpy(to.GetTensorMutableRawData(), from.GetTensorRawData(),
+                        dsbd::num_bytes_of(info.GetElementType(), info.GetShape()));
+        }
+    }
+};
+
+dsbd::EngineSettings settings_of(std::string provider) {
+    dsbd::EngineSettings settings;
+    settings.num_threads = 1;
+    if (provider == "stand-in") {
+        settings.device = std::make_shared<StandIn>();
+        return settings;
+    }
+    const std::size_t plus = provider.find('+');
+    settings.placement = dsbd::placement_of("provider", provider.substr(0, plus));
+    settings.captures = plus != std::string::npos;
+    if (std::getenv("DSBD_TEST_VERBOSE")) settings.log_level = ORT_LOGGING_LEVEL_VERBOSE;
+    return settings;
+}
+
+json counted(dsbd::Device::Counts& counts) {
+    const auto last = std::exchange(counts, {});
+    return {{"uploads", last.num_uploads},
+            {"downloads", last.num_downloads},
+            {"runs", last.num_runs},
+            {"recorded", last.num_recorded}};
+}
+
 json done(dsbd::OrtEngine& engine, dsbd::ForwardResult& last, AllFeatures& features,
           const json& line) {
     if (line.contains("forward")) {
@@ -91,6 +151,11 @@ json done(dsbd::OrtEngine& engine, dsbd::ForwardResult& last, AllFeatures& featu
         json answer = answer_of(last.logits);
         if (last.features) answer["features"] = features_of(last);
         return answer;
+    }
+    if (line.contains("counts")) return counted(engine.device()->counts());
+    if (line.contains("lose")) {
+        static_cast<StandIn&>(*engine.device()).is_lost = true;
+        return true;
     }
     if (line.contains("release")) {
         engine.release_source(*source_of(line.at("release").get<dsbd::Ints>()));
@@ -105,19 +170,23 @@ json done(dsbd::OrtEngine& engine, dsbd::ForwardResult& last, AllFeatures& featu
 
 }  // namespace
 
-int main(int, char** arguments) {
+int main(int count, char** arguments) {
     try {
+        if (std::getenv("DSBD_TEST_VERBOSE")) new Ort::Env(ORT_LOGGING_LEVEL_VERBOSE, "test");
         const Ort::Env env = dsbd::ort_environment();
         const dsbd::Bundle bundle = dsbd::open_bundle(arguments[1]);
         std::map<std::string, std::unique_ptr<dsbd::OrtEngine>> engines;
         for (const std::string role : {"target", "draft"}) {
             if (arguments[2] != std::string("both") && arguments[2] != role) continue;
             const dsbd::OrtEngine* target = engines["target"].get();
-            engines[role] = std::make_unique<dsbd::OrtEngine>(
-                env, bundle, role, dsbd::EngineSettings{1, 20, ""}, target);
+            engines[role] = dsbd::checked_engine(
+                env, bundle, role, settings_of(count > 3 ? arguments[3] : "cpu"), target);
         }
         dsbd::ForwardResult last;
         AllFeatures features;
+        for (const auto& [role, engine] : engines) {  // of the check at opening
+            if (engine && engine->device()) engine->device()->counts() = {};
+        }
         for (std::string text; std::getline(std::cin, text);) {
             json answer;
             try {

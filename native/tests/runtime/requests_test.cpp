@@ -1,5 +1,5 @@
-// requests_test BUNDLE: decode the requests of each line of stdin together; a line of JSON for
-// each.
+// requests_test BUNDLE [SETTINGS]: decode the requests of each line of stdin together; a line of
+// JSON for each. SETTINGS: of dsbd_open.
 //
 // A line is a list of requests: {"prompt" or "ids", "options", "preempts"}; preempts: whether the
 // rows are dropped before each of the first engine calls. All are prepared, then those that are
@@ -86,10 +86,10 @@ Json answers(dsbd::Pipeline& pipeline, const Json& given) {
 
 }  // namespace
 
-int main(int, char** arguments) {
+int main(int count, char** arguments) {
     try {
-        dsbd::PipelineSettings settings;
-        settings.engines.num_threads = 1;
+        const auto settings =
+            dsbd::PipelineSettings::of(count > 2 ? arguments[2] : R"({"num_threads": 1})");
         dsbd::Pipeline pipeline(arguments[1], settings);
         for (std::string text; std::getline(std::cin, text);) {
             std::cout << answers(pipeline, Json::parse(text)).dump() << std::endl;
