@@ -86,6 +86,8 @@ public:
     /// Run the graph. gives_up_memory: free memory of intermediate results that it does not need.
     /// Ort::Exception: it failed; CapacityError: a device has no memory.
     virtual void run(bool gives_up_memory) = 0;
+    /// Whether the last call was bound or recorded, which later ones of its sizes are not.
+    virtual bool has_set_up() const { return false; }
 };
 
 /// Memory of the host, which the graph reads and writes in place. A tensor is bound again only when

@@ -91,9 +91,13 @@ void DeviceBinding::fetch(const BoundTensor& tensor) {
 void DeviceBinding::run(bool) {
     const auto turn = Device::turn();
     BoundCall& call = *(last_ = &bound_call());
+    has_set_up_ = call.num_runs == 0;
     upload_inputs(call);
     execute(call);
-    if (runs_again_ && is_due(call)) record();
+    if (runs_again_ && is_due(call)) {
+        has_set_up_ = true;
+        record();
+    }
     download_outputs(call);
 }
 

@@ -42,6 +42,7 @@ public:
     void fetch(const BoundTensor& tensor) override;
     std::size_t rounded(std::size_t size) const override;
     void run(bool gives_up_memory) override;
+    bool has_set_up() const override { return has_set_up_; }
     /// Whether the last call should be recorded now, by `record`, with inputs that change nothing.
     bool is_due() const { return last_ && is_due(*last_); }
     void record();
@@ -94,6 +95,7 @@ private:
     std::map<Shape, BoundCall> calls_;  // by all sizes
     std::map<std::pair<std::string, Shape>, Array> arrays_;
     BoundCall* last_ = nullptr;
+    bool has_set_up_ = false;
 };
 
 }  // namespace dsbd

@@ -113,6 +113,7 @@ ForwardResult OrtEngine::forward(const Forward& forward) {
     check(forward);
     const std::size_t stop = num_rows_ + forward.num_new();
     run_s_ = 0.0;
+    sets_up_ = false;
     for (const auto& part : parts_) part->begin(forward);
     if (num_rows_ == 0 || stop > rows_->capacity()) reserve(stop, num_rows_);
     const std::size_t most_rows = recent_ ? recent_->most_new_rows() : MAX_FORWARD_ROWS;
@@ -129,6 +130,7 @@ ForwardResult OrtEngine::forward(const Forward& forward) {
     num_rows_ = stop;
     ForwardResult result;
     result.run_s = run_s_;
+    result.sets_up = sets_up_;
     for (const auto& part : parts_) part->finish(result);
     return result;
 }
@@ -198,6 +200,7 @@ void OrtEngine::run(const Call& call) {
                          error);
     }
     run_s_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
+    sets_up_ |= binding_->has_set_up();
 }
 
 }  // namespace dsbd

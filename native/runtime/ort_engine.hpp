@@ -78,6 +78,7 @@ private:
     Sources* sources_ = nullptr;                // of the parts; null: none
     std::size_t num_rows_ = 0, kv_bytes_peak_ = 0;
     double run_s_ = 0.0;  // of the forward
+    bool sets_up_ = false;  // of the forward
 };
 
 }  // namespace dsbd

@@ -12,11 +12,24 @@ import onnxruntime
 import pytest
 from numpy.typing import NDArray
 
-from dsbd_forward.forward import Forward
+from dsbd_forward.forward import Forward, ForwardResult
 from dsbd_forward.logits import TopLogits
 from dsbd_runtime.engine.causal_lm import CausalLM
 
 _QUIET, _VERBOSE = 3, 0
+
+
+def append(model: CausalLM, num_rows: int) -> ForwardResult:
+    """Append rows that see all before them."""
+    first = model.num_rows
+    return model.forward(
+        Forward(
+            token_ids=(np.arange(num_rows) * 7 + first) % model.spec.vocab_size,
+            positions=np.arange(first, first + num_rows),
+            mask=np.tri(num_rows, first + num_rows, first, dtype=np.bool_),
+            logit_rows=np.arange(num_rows),
+        )
+    )
 
 
 def forward(model: CausalLM, num_rows: int) -> NDArray[Any]:
@@ -24,15 +37,7 @@ def forward(model: CausalLM, num_rows: int) -> NDArray[Any]:
 
     Tokens of a top-k head are left out: of near-ties either may be first.
     """
-    first = model.num_rows
-    logits = model.forward(
-        Forward(
-            token_ids=(np.arange(num_rows) * 7 + first) % model.spec.vocab_size,
-            positions=np.arange(first, first + num_rows),
-            mask=np.tri(num_rows, first + num_rows, first, dtype=np.bool_),
-            logit_rows=np.arange(num_rows),
-        )
-    ).logits
+    logits = append(model, num_rows).logits
     if isinstance(logits, TopLogits):
         return np.column_stack([logits.top_logits, logits.logsumexp])
     assert logits.whole is not None

@@ -11,7 +11,7 @@ from lab.gpu.kinds_of_ways import count_by_kind
 from tests.exports import family_pair
 from tests.made_once import made_once
 from tests.webgpu.conftest import HEADS
-from tests.webgpu.forwards import counted, forward
+from tests.webgpu.forwards import append, counted, forward
 
 pytestmark = pytest.mark.webgpu
 
@@ -69,13 +69,15 @@ def test_costs_of_a_call(
     for cuda_graphs in (False, True):
         with opened(bundle_by_head[head], role, cuda_graphs=cuda_graphs) as model:
             forward(model, 40)
+            set_ups = []
             for _ in range(4):
                 with counted(capfd, monkeypatch) as of_forward:
-                    forward(model, 5)
+                    set_ups.append(append(model, 5).sets_up)
                 with counted(capfd, monkeypatch) as of_prune:
                     model.keep(np.delete(np.arange(40), 20))
                 forward(model, 1)
                 model.keep(np.arange(40))
+        assert set_ups == [True, cuda_graphs, False, False]
         assert (of_forward.uploads, of_forward.downloads) == (uploads, downloads)
         assert (of_prune.uploads, of_prune.downloads) == (2, 0)
         if cuda_graphs:

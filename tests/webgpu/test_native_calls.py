@@ -107,15 +107,18 @@ def test_costs_of_a_call(
         bundle = bundle_by_head[head]
         native = CountedEngine(native_build, bundle, role, provider, tmp_path / provider)
         native.forward(linear_forward(40, 0))
+        set_ups = []
         for _ in range(4):
             native.counted()
             native.forward(linear_forward(5, 40))
             of_forward = native.counted()
+            set_ups.append(of_forward["sets_up"])
             native.ask(keep=np.delete(np.arange(40), 20).tolist())
             of_prune = native.counted()
             native.forward(linear_forward(1, 39))
             native.ask(keep=list(range(40)))
         native.close()
+        assert set_ups == [True, is_recorded, False, False]
         assert (of_forward["uploads"], of_forward["downloads"]) == (uploads, downloads)
         assert (of_prune["uploads"], of_prune["downloads"]) == (2, 0)
         assert of_forward["runs"] == of_prune["runs"] == 1

@@ -152,7 +152,11 @@ json done(dsbd::OrtEngine& engine, dsbd::ForwardResult& last, AllFeatures& featu
         if (last.features) answer["features"] = features_of(last);
         return answer;
     }
-    if (line.contains("counts")) return counted(engine.device()->counts());
+    if (line.contains("counts")) {
+        json answer = counted(engine.device()->counts());
+        answer["sets_up"] = last.sets_up;
+        return answer;
+    }
     if (line.contains("lose")) {
         static_cast<StandIn&>(*engine.device()).is_lost = true;
         return true;
