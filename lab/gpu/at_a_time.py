@@ -40,7 +40,7 @@ def tokens_per_second(generate: Generate, number: int, num_new: int) -> float:
     """Return the speed of ``number`` requests at a time; a first round is not measured."""
 
     def answer(seed: int) -> None:
-        generate([seed % 4000 + 3, *PROMPT], seed=seed, max_new_tokens=num_new, eos_token_id=[])
+        generate([seed % 200 + 3, *PROMPT], seed=seed, max_new_tokens=num_new, eos_token_id=[])
 
     with ThreadPoolExecutor(number) as callers:
         list(callers.map(answer, range(number)))

@@ -108,6 +108,8 @@ def _pieces_of_export(
 ) -> Iterator[Piece]:
     if subject.pair == twin_of(settings):
         yield Piece("make-twin", _make_twin)
+    if subject.has_drafts and _trained(FEATURE, settings).exists():
+        yield Piece(f"export-{subject.name}-{FEATURE}", _of(subject, export_with_features))
     if subject.pair is not None:
         name = f"export-{subject.name}"
         yield Piece(name, _of(subject, export_subject), is_answered=is_answered)
@@ -155,34 +157,36 @@ def _make_twin(settings: Settings, runner: Runner) -> dict[str, Any]:
 
 
 def export_subject(subject: Subject, settings: Settings, runner: Runner) -> dict[str, Any]:
-    """Export a bundle; with a prepared feature draft, first the bundle that has it.
-
-    Its target also returns the features, and the subject's bundle gets the same file: a second
-    export of the target would take as long as the first.
-    """
+    """Export a bundle; the target is that of the bundle with the feature draft, if there is one."""
     assert subject.pair is not None
-    if subject.bundle.exists():
-        return {}
-    draft: tuple[str | Path, ...] = ("--draft", subject.pair / "draft")
-    target: tuple[str | Path, ...] = ("--target", subject.pair / "target", *subject.options)
-    feature_draft = _trained(FEATURE, settings)
-    if subject.has_drafts and feature_draft.exists():
-        with_features = _with_draft(subject, FEATURE)
-        if subject.pair == twin_of(settings):
-            widened = feature_draft.with_name(f"{FEATURE}-{settings.params}")
-            shutil.rmtree(widened, ignore_errors=True)
-            runner.command("widen-feature-draft", feature_draft, subject.pair / "target", widened)
-            feature_draft = widened
-        if not with_features.exists():
-            runner.command("dsbd-export", *target, "--draft", feature_draft, "-o", with_features)
+    draft = ("--draft", subject.pair / "draft")
+    with_features = _with_draft(subject, FEATURE)
+    if not subject.bundle.exists() and with_features.exists():
         _add_draft(with_features, subject.bundle, draft, subject, runner)
-    else:
+    elif not subject.bundle.exists():
+        target = ("--target", subject.pair / "target", *subject.options)
         runner.command("dsbd-export", *target, *draft, "-o", subject.bundle)
     return {}
 
 
+def export_with_features(subject: Subject, settings: Settings, runner: Runner) -> dict[str, Any]:
+    """Export a bundle with the prepared feature draft; its target also returns features."""
+    bundle, draft = _with_draft(subject, FEATURE), _trained(FEATURE, settings)
+    assert subject.pair is not None
+    target = subject.pair / "target"
+    if not bundle.exists():
+        if subject.pair == twin_of(settings):
+            widened = draft.with_name(f"{FEATURE}-{settings.params}")
+            shutil.rmtree(widened, ignore_errors=True)
+            runner.command("widen-feature-draft", draft, target, widened)
+            draft = widened
+        pair = ("--target", target, "--draft", draft)
+        runner.command("dsbd-export", *pair, *subject.options, "-o", bundle)
+    return {}
+
+
 def _add_draft(
-    source: Path, bundle: Path, draft: tuple[str | Path, ...], subject: Subject, runner: Runner
+    source: Path, bundle: Path, draft: tuple[str, Path], subject: Subject, runner: Runner
 ) -> None:
     """Write a bundle with the target of another and a draft of its own."""
     partial = bundle.with_name(f".{bundle.name}")
@@ -209,8 +213,7 @@ def _draft_action(subject: Subject, draft: str) -> Action:
         if not checkpoint.exists():
             raise NotRunError(f"no draft {checkpoint}; lab/run gpu --prepare trains it")
         if not bundle.exists():
-            words: tuple[str | Path, ...] = ("--draft", checkpoint)
-            _add_draft(subject.bundle, bundle, words, subject, runner)
+            _add_draft(subject.bundle, bundle, ("--draft", checkpoint), subject, runner)
         return _measure(bundle, settings.provider, settings, runner)
 
     return action

@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from lab.gpu.pieces import Action, Piece, export_subject
+from lab.gpu.pieces import Action, Piece, export_subject, export_with_features
 from lab.gpu.runner import NotRunError, PieceError, Runner
-from lab.gpu.settings import DEMO_PAIR, DRAFT_OPTIONS, ROOT, WEBGPU, Settings, subjects
+from lab.gpu.settings import DEMO_PAIR, DRAFT_OPTIONS, FEATURE, ROOT, WEBGPU, Settings, subjects
 
 PARTS = "parts"
 PART_BYTES = 60_000_000
@@ -32,6 +32,9 @@ def preparing_pieces(settings: Settings) -> list[Piece]:
     for draft in DRAFT_OPTIONS:
         actions[f"distill-{draft}"] = functools.partial(_distill, draft)
     for subject in subjects(settings):
+        if subject.pair == DEMO_PAIR and subject.has_drafts:
+            action = functools.partial(export_with_features, subject)
+            actions[f"export-{subject.name}-{FEATURE}"] = action
         if subject.pair == DEMO_PAIR:
             actions[f"export-{subject.name}"] = functools.partial(export_subject, subject)
     actions["family-bundles"] = _family_bundles
