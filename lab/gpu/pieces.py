@@ -164,7 +164,7 @@ def export_subject(subject: Subject, settings: Settings, runner: Runner) -> dict
     if not subject.bundle.exists() and with_features.exists():
         _add_draft(with_features, subject.bundle, draft, subject, runner)
     elif not subject.bundle.exists():
-        target = ("--target", subject.pair / "target", *subject.options)
+        target: tuple[str | Path, ...] = ("--target", subject.pair / "target", *subject.options)
         runner.command("dsbd-export", *target, *draft, "-o", subject.bundle)
     return {}
 
