@@ -205,6 +205,15 @@ def test_links_lead_somewhere(document):
             assert anchor in _anchors(file), f"{document.name} links to {name}#{anchor}"
 
 
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda file: file.name)
+def test_a_paragraph_ends_before_a_table(document):
+    """Else the site shows the table as lines of text, although GitHub does not."""
+    lines = document.read_text().splitlines()
+    for before, head, rule in zip(lines, lines[1:], lines[2:], strict=False):
+        if re.fullmatch(r"\|[-:| ]+\|", rule) and head.startswith("|"):
+            assert not before or before.startswith(("#", "<!--", "![")), f"{document.name}: {head}"
+
+
 def _anchors(file):
     """Return the names that GitHub gives to the headings."""
     headings = re.findall(r"^#+ (.*)$", file.read_text(), re.MULTILINE)

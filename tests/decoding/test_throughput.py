@@ -305,7 +305,7 @@ class SetUpTable(TimedTable):
 
 
 def seconds_on_a_device(draft: str, costs: Costs, num_beams: int) -> float:
-    """Return the seconds of 12 requests, but for those that set up the engines."""
+    """Return the seconds of 12 requests, except those that set up the engines."""
     clock, experience = [0.0], AcceptanceEstimator()
     target = SetUpTable(VOCAB, TARGET, ON_A_DEVICE.target, clock)
     model = SetUpTable(VOCAB, DRAFTS[draft], ON_A_DEVICE.draft, clock)

@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from dsbd_ort.benchmark.bootstrap import Estimate, Spread
+from lab.all import MEASUREMENTS, Measurement, run_all
 from lab.frame.page import Page, measured_here, ratio_cell, spread_cell
 from scripts.document_sections import table, write_section
 from tests.lab.lab_run import ROOT, lab_run
@@ -37,6 +38,26 @@ def test_every_entry_is_listed_with_a_line(entries):
     assert len(entries) > 12 and all(line.endswith(".") for line in lines)
 
 
+def test_all_says_what_ran_and_what_was_left_out(tmp_path, entries):
+    assert {each.arguments.split()[0] for each in MEASUREMENTS} < set(entries)
+    (tmp_path / "here").touch()
+    measurements = [
+        Measurement("0", 1, ("here",)),
+        Measurement("3", 1),
+        Measurement("0", 1, ("here", "there")),
+        Measurement("0", 9),
+    ]
+    command = [sys.executable, "-c", "import sys; sys.exit(int(sys.argv[1]))"]
+    rows = run_all(measurements, tmp_path, 5, command)
+    assert [result.partition(" is not")[0] for _, result, _ in rows] == [
+        "ran",
+        "failed with exit code 3",
+        "left out: there",
+        "left out: takes about 9 minutes, 5 are left",
+    ]
+    assert (tmp_path / "all.md").read_text().count("\n") == 6
+
+
 def test_every_entry_says_what_it_takes(entries):
     for name, module in entries.items():
         main = importlib.import_module(module).main
@@ -53,7 +74,7 @@ def test_help_and_names_that_do_not_exist():
     assert done.returncode == 0 and "Usage: lab/run long-context" in done.stdout
     unknown = lab_run("measure_calls")
     assert unknown.returncode == 2
-    assert unknown.stderr.startswith("no measurement 'measure_calls'; expected one of calls, ")
+    assert unknown.stderr.startswith("no measurement 'measure_calls'; expected one of all, calls, ")
 
 
 def test_a_section_is_replaced_and_nothing_else(tmp_path):

@@ -1,0 +1,92 @@
+"""All tables of one day: the measurements whose inputs are there, until the time is over.
+
+In WORK lie the bundles: those of lab/run speed, which makes them, pair (lab/run real-pair export),
+real_model (lab/run real-model) and whisper (a checkpoint of transformers). A measurement starts if
+its inputs are there and the minutes that it usually takes are left. WORK/all.md lists what ran,
+with its minutes, and what was left out, with the reason: docs/ must not quote the latter as new.
+"""
+
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from lab.frame.page import ROOT
+from scripts.document_sections import table
+
+COLUMNS = "measurement", "result", "minutes"
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """A command line of lab/run.
+
+    minutes: what it usually takes on two cores. needs: files of the work folder.
+    """
+
+    arguments: str
+    minutes: int
+    needs: tuple[str, ...] = ()
+
+
+_INT8, _FP32 = "speed/bundle-150M-int8-demo", "speed/bundle-150M-none-demo"
+MEASUREMENTS = (  # what docs/ quotes most comes first
+    Measurement("real-pair calls pair", 5, ("pair",)),
+    Measurement("real-pair requests pair", 60, ("pair",)),
+    Measurement("real-pair quality pair", 100, ("pair",)),
+    Measurement("speed --params 150M --work speed", 60),
+    Measurement("speed --params 1B --work speed", 180),
+    Measurement(f"loops --bundle {_INT8}", 10, (_INT8,)),
+    Measurement(f"host-time {_INT8}", 10, (_INT8,)),
+    Measurement(f"calls {_INT8} {_FP32}", 40, (_INT8, _FP32)),
+    Measurement(f"serving {_INT8} {_FP32}", 15, (_INT8, _FP32)),
+    Measurement(f"retrieval {_INT8} {_FP32}", 30, (_INT8, _FP32)),
+    Measurement("long-context long", 20, ("long",)),
+    Measurement("peers --speed speed --work peers", 60, (_INT8, _FP32)),
+    Measurement("peers --compare schemas --speed speed --work peers", 40, (_INT8, _FP32)),
+    Measurement("peers --compare retrieval --speed speed --work peers", 30, (_INT8, _FP32)),
+    Measurement("real-pair peers pair", 60, ("pair",)),
+    Measurement("real-model --work real_model --stage speed", 60, ("real_model",)),
+    Measurement("transcription whisper --work transcription", 30, ("whisper",)),
+    Measurement("constraints", 10),
+)
+
+
+def run_all(
+    measurements: Sequence[Measurement], work: Path, minutes: float, command: Sequence[str]
+) -> list[tuple[str, str, str]]:
+    """Run what can be run, each as ``command`` with its arguments; return a row for each."""
+    rows, end = [], time.monotonic() + 60 * minutes
+    for each in measurements:
+        missing = [name for name in each.needs if not (work / name).exists()]
+        left = (end - time.monotonic()) / 60
+        taken = ""
+        if missing:
+            result = f"left out: {', '.join(missing)} is not in {work}"
+        elif left < each.minutes:
+            result = f"left out: takes about {each.minutes} minutes, {max(left, 0.0):.0f} are left"
+        else:
+            began = time.monotonic()
+            code = subprocess.run([*command, *each.arguments.split()], cwd=work).returncode
+            result = f"failed with exit code {code}" if code else "ran"
+            taken = f"{(time.monotonic() - began) / 60:.1f}"
+        rows.append((each.arguments, result, taken))
+        (work / "all.md").write_text("\n".join(table(COLUMNS, rows)) + "\n", encoding="utf-8")
+    return rows
+
+
+@click.command(help=__doc__)
+@click.argument("work", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option("--minutes", type=float, default=120.0, show_default=True)
+@click.option("--only", multiple=True, help="Entries [all].")
+def main(work: Path, minutes: float, only: tuple[str, ...]) -> None:
+    """Run the measurements and list them."""
+    chosen = [each for each in MEASUREMENTS if not only or each.arguments.split()[0] in only]
+    rows = run_all(chosen, work, minutes, [sys.executable, str(ROOT / "lab" / "run")])
+    click.echo("\n".join(table(COLUMNS, rows)))
+    if any(result.startswith("failed") for _, result, _ in rows):
+        raise SystemExit(1)
