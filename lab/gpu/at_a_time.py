@@ -7,6 +7,7 @@ which runs without Python's engines: its functions are called here from threads.
 import argparse
 import ctypes
 import importlib.util
+import itertools
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -32,6 +33,7 @@ RUNS: dict[str, dict[str, Any]] = {
 LIBRARY = "library"
 PROMPT = list(range(3, 67))
 _SECONDS = 2.0  # rounds are repeated for so long
+_LONGEST_REASON = 200
 Generate = Callable[..., Any]
 Row = tuple[str, ...]
 
@@ -51,24 +53,27 @@ def tokens_per_second(generate: Generate, number: int, num_new: int) -> float:
         return number * num_rounds * num_new / (time.perf_counter() - began)
 
 
-def rows_of(
+def tables_of(
     open_with: Callable[[str], Generate], loops: list[str], at_a_time: list[int], num_new: int
-) -> Iterator[Row]:
-    """Yield a row for every run and loop; of a loop that cannot be opened, with the reason."""
-    opened: dict[str, Generate | str] = {}
+) -> Iterator[list[Row]]:
+    """Yield all rows after each measurement: a row for every run and loop, or why it is missing."""
+    opened: dict[str, Generate] = {}
+    speeds: dict[tuple[str, str], list[str]] = {}
     for loop in loops:
         try:
             opened[loop] = open_with(loop)
         except (DsbdError, OSError, RuntimeError, click.ClickException) as error:
-            opened[loop] = f"missing: {error}"
-    for name, options in RUNS.items():
-        for loop, generate in opened.items():
-            if isinstance(generate, str):
-                yield name, loop, generate, *["-"] * (len(at_a_time) - 1)
-                continue
-            of_run = partial(generate, **options, top_k=20)
-            speeds = (tokens_per_second(of_run, number, num_new) for number in at_a_time)
-            yield name, loop, *(f"{speed:.0f}" for speed in speeds)
+            reason = " ".join(f"missing: {error}".split())[:_LONGEST_REASON]
+            speeds |= {(name, loop): [reason] for name in RUNS}
+    for number, name, loop in itertools.product(at_a_time, RUNS, loops):
+        if loop in opened:
+            of_run = partial(opened[loop], **RUNS[name], top_k=20)
+            speed = tokens_per_second(of_run, number, num_new)
+            speeds.setdefault((name, loop), []).append(f"{speed:.0f}")
+        yield [
+            (*names, *cells, *["-"] * (len(at_a_time) - len(cells)))
+            for names, cells in sorted(speeds.items(), key=lambda each: each[0][0], reverse=True)
+        ]
 
 
 def _opened(
@@ -100,7 +105,7 @@ def _loadable(library: Path) -> Path:
 
 
 def main() -> None:
-    """Measure a bundle; write the rows to ``--json`` after each."""
+    """Measure a bundle; write the rows to ``--json`` after each measurement."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("bundle", type=Path)
     parser.add_argument("--provider", required=True)
@@ -110,14 +115,13 @@ def main() -> None:
     parser.add_argument("--max-new-tokens", type=int, default=48)
     parser.add_argument("--json", type=Path, required=True)
     options = parser.parse_args()
-    rows: list[Row] = []
     with ExitStack() as stack:
         how = (options.bundle, options.provider, options.library, max(options.at_a_time))
         open_with = partial(_opened, stack, *how)
-        for row in rows_of(open_with, options.loops, options.at_a_time, options.max_new_tokens):
-            print(*row, flush=True)
-            rows.append(row)
+        how_many = (options.loops, options.at_a_time, options.max_new_tokens)
+        for rows in tables_of(open_with, *how_many):
             write_json(options.json, {"provider": options.provider, "rows": rows})
+    print(*rows, sep="\n")
 
 
 if __name__ == "__main__":

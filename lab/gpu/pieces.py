@@ -192,8 +192,7 @@ def _add_draft(
     partial = bundle.with_name(f".{bundle.name}")
     shutil.rmtree(partial, ignore_errors=True)
     shutil.copytree(source, partial, copy_function=_link)
-    options = [word for word in subject.options if word not in ("--form", WEBGPU)]
-    runner.command("dsbd-export", "--bundle", partial, *draft, *options)
+    runner.command("dsbd-export", "--bundle", partial, *draft, *subject.options)
     partial.rename(bundle)
 
 

@@ -5,7 +5,6 @@ small enough to be carried one by one. ``unpack`` is their end on the GPU machin
 """
 
 import functools
-import importlib.util
 import shutil
 import sysconfig
 import tarfile
@@ -22,7 +21,7 @@ PARTS = "parts"
 PART_BYTES = 60_000_000
 _PACKED = ("wheels", "bundles", "drafts", "families", "native")
 _PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_27_x86_64")
-_LIBRARY = "libonnxruntime.so"
+_LIBRARY = "libonnxruntime.so"  # its name in the wheel begins so
 _LIMIT_S = 3600.0
 
 
@@ -91,36 +90,20 @@ def _wheels(settings: Settings, runner: Runner) -> dict[str, Any]:
 
 def _native_library(settings: Settings, runner: Runner) -> dict[str, Any]:
     """Build the native library for the ONNX Runtime that will load it."""
-    build, libraries = settings.work / "native-build", settings.work / "onnxruntime"
-    shutil.rmtree(libraries, ignore_errors=True)
-    libraries.mkdir(parents=True)
+    build, file = settings.work / "native-build", settings.work / "packages.txt"
+    runner.run("sh", "-c", '"$0" -m scripts.native_packages > "$1"', runner.python, file)
+    words = [f"-DCMAKE_PREFIX_PATH={file.read_text(encoding='utf-8').split()[-1]}"]
     for wheel in (settings.work / "wheels").glob("onnxruntime_gpu-*"):
+        library = settings.work / _LIBRARY
         with zipfile.ZipFile(wheel) as archive:
-            for name in archive.namelist():
-                if Path(name).name.startswith(_LIBRARY):
-                    (libraries / _LIBRARY).write_bytes(archive.read(name))
-    if not any(libraries.iterdir()):
-        (libraries / _LIBRARY).symlink_to(_installed_library())
-    headers = "from scripts.native_packages import prefix; print(prefix())"
-    file = settings.work / "packages.txt"
-    runner.run("sh", "-c", '"$0" -c "$1" > "$2"', runner.python, headers, file)
-    prefix = file.read_text(encoding="utf-8").split()[-1]
-    library = libraries / _LIBRARY
-    words = [f"-DCMAKE_PREFIX_PATH={prefix}", f"-DONNXRUNTIME_LIBRARY={library}"]
+            (name,) = (each for each in archive.namelist() if Path(each).name.startswith(_LIBRARY))
+            library.write_bytes(archive.read(name))
+        words.append(f"-DONNXRUNTIME_LIBRARY={library}")
     runner.run("cmake", "-S", ROOT / "native", "-B", build, *words)
     runner.run("cmake", "--build", build, "--target", "dsbd_native", "--parallel")
     (settings.work / "native").mkdir(exist_ok=True)
     shutil.copy(build / "libdsbd_native.so", settings.work / "native")
     return {}
-
-
-def _installed_library() -> Path:
-    spec = importlib.util.find_spec("onnxruntime")
-    folders = (spec.submodule_search_locations if spec else None) or []
-    for folder in folders:
-        for file in Path(folder, "capi").glob(f"{_LIBRARY}.*"):
-            return file
-    raise PieceError("this Python has no package onnxruntime with its library")
 
 
 def _family_bundles(settings: Settings, runner: Runner) -> dict[str, Any]:

@@ -91,15 +91,18 @@ class Subject:
 def subjects(settings: Settings) -> list[Subject]:
     """Return the bundles under test: those given, or those of the demo pair and of a twin.
 
-    On WebGPU (the GPU of a laptop) the demo pair alone.
+    On WebGPU (the GPU of a laptop) the demo pair alone, also with ``TRAINED``.
     """
     if settings.bundles:
         return [Subject(bundle.name, bundle) for bundle in settings.bundles]
     dtypes = dict.fromkeys([settings.dtype, "fp32"])
-    if settings.provider == WEBGPU:
-        return [_demo(settings, dtype, has_drafts=dtype == "fp32") for dtype in dtypes]
-    demos = [_demo(settings, dtype) for dtype in dtypes]
-    if settings.params == TRAINED:
+    has_twin = settings.provider != WEBGPU and settings.params != TRAINED
+    dtype_of_drafts = "fp32" if settings.provider == WEBGPU else settings.dtype
+    demos = [
+        _demo(settings, dtype, has_drafts=dtype == dtype_of_drafts and not has_twin)
+        for dtype in dtypes
+    ]
+    if not has_twin:
         return demos
     name, pair = f"twin-{settings.params}-{settings.dtype}", twin_of(settings)
     options = ("--dtype", settings.dtype, "--logits", "topk:64")
@@ -112,7 +115,7 @@ def twin_of(settings: Settings) -> Path:
     return settings.work / f"twin-{settings.params}"
 
 
-def _demo(settings: Settings, dtype: str, *, has_drafts: bool = False) -> Subject:
+def _demo(settings: Settings, dtype: str, *, has_drafts: bool) -> Subject:
     head = () if dtype == "fp32" else ("--logits", "topk:64")
     form = ("--form", WEBGPU) if settings.provider == WEBGPU else ()
     bundle = settings.work / "bundles" / f"demo-{dtype}"
