@@ -19,7 +19,7 @@ from lab.gpu.settings import CACHED_ROWS
 NUM_ROWS = (1, 8, 36, 256)  # of a forward: decoding, and a part of a prompt
 _FILLED_ROWS = 1000  # of a forward that fills the cache
 _MOST_LOGIT_ROWS = 32
-_NUM_ROUNDS, _CALLS_A_ROUND = 4, 15
+_NUM_ROUNDS, _CALLS_A_ROUND = 4, 5
 
 
 class Model(Protocol):

@@ -26,7 +26,7 @@ from lab.gpu.settings import (
 
 Action = Callable[[Settings, Runner], dict[str, Any]]
 _Measure = Callable[[Path, str, Settings, Runner], dict[str, Any]]
-LIMIT_S = 90.0  # of every piece of a run
+LIMIT_S, EXPORT_LIMIT_S = 90.0, 180.0  # pieces that measure; all others wait for the twin's export
 TABLE = "table"
 TABLES_NAME, RESULTS_NAME = "tables.txt", "gpu.json"  # in the work folder
 SERVING_PREFIX, NATIVE_PREFIX, CACHES_PREFIX = "serving-", "native-", "caches-"
@@ -107,12 +107,14 @@ def _pieces_of_export(
     subject: Subject, settings: Settings, *, is_answered: bool = False
 ) -> Iterator[Piece]:
     if subject.pair == twin_of(settings):
-        yield Piece("make-twin", _make_twin)
+        yield Piece("make-twin", _make_twin, EXPORT_LIMIT_S)
     if subject.has_drafts and _trained(FEATURE, settings).exists():
-        yield Piece(f"export-{subject.name}-{FEATURE}", _of(subject, export_with_features))
+        action = _of(subject, export_with_features)
+        yield Piece(f"export-{subject.name}-{FEATURE}", action, EXPORT_LIMIT_S)
     if subject.pair is not None:
         name = f"export-{subject.name}"
-        yield Piece(name, _of(subject, export_subject), is_answered=is_answered)
+        action = _of(subject, export_subject)
+        yield Piece(name, action, EXPORT_LIMIT_S, is_answered=is_answered)
 
 
 def _families_in(dtype: str) -> Piece:

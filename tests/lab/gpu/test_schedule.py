@@ -131,7 +131,8 @@ ORDER = [
 def test_what_is_not_known_comes_first_and_what_is_answered_is_left_out(tmp_path):
     every = pieces(Settings(work=tmp_path))
     assert [piece.name for piece in chosen(every, [], is_all=False)] == ORDER
-    assert all(piece.limit_s <= 90 for piece in every)
+    slow = [piece.name for piece in every if piece.limit_s > 90]
+    assert all(name == "make-twin" or name.startswith("export-") for name in slow)
     assert chosen(every, []) == every and len({piece.name for piece in every}) == len(every)
     rest = [piece.name for piece in every if piece.name not in ORDER]
     assert rest[0] == "export-demo-fp32" and rest[-1] == "bench-twin-1B-fp16"
