@@ -118,8 +118,7 @@ def _pieces_of_export(
 
 
 def _families_in(dtype: str) -> Piece:
-    action = functools.partial(_families, dtype)
-    return Piece(f"{FAMILIES_PREFIX}{dtype}", action)
+    return Piece(f"{FAMILIES_PREFIX}{dtype}", functools.partial(_families, dtype))
 
 
 def _pieces_of_tensorrt(subject: Subject) -> list[Piece]:
