@@ -175,7 +175,7 @@ def time_settings(standin: StandIn, path: str) -> dict[str, dict[str, int]]:
             open_bundle(Path(path)), "target", provider="cuda", settings=settings
         ) as model:
             standin.take_log()
-            milliseconds_of(model, model.context_length // 2, num_rounds=1, calls_a_round=1)
+            milliseconds_of(model, model.context_length // 2, num_rounds=2, calls_a_round=3)
             found[name] = counts(standin.take_log())
     return found
 
