@@ -4,12 +4,8 @@ import ctypes
 import importlib.metadata
 import importlib.util
 import os
-import re
-import shutil
 import sys
-import tempfile
 import tomllib
-from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,10 +13,8 @@ from typing import Any
 from lab.gpu.runner import PieceError, Runner
 from lab.gpu.settings import EXTRA_BY_PROVIDER, ROOT, WEBGPU, Settings
 
-OPTIONAL_EXTRAS = ("export", "tensorrt", "tensorrt-rtx")  # may be missing
+OPTIONAL_EXTRAS = ("export", "native", "tensorrt", "tensorrt-rtx")  # may be missing
 _SOURCES = (ROOT, ROOT / "export", ROOT / "runtime")
-
-_PART = re.compile(r"(?P<wheel>.+\.whl)\.part-(?P<number>\d+)")
 
 DRIVER = "libcuda.so.1"
 _PACKAGES = {  # by provider, wheel name: (module, distribution)
@@ -49,14 +43,11 @@ def install(settings: Settings, runner: Runner) -> dict[str, Any]:
         _add_packages(venv, settings.site_packages)
     wanted = requirements(EXTRA_BY_PROVIDER[settings.provider])
     result: dict[str, Any] = {"python": str(settings.python)}
-    with tempfile.TemporaryDirectory(dir=settings.work) as folder:
-        join_parts(settings.wheels, Path(folder))
-        links = ["--find-links", str(settings.wheels), "--find-links", folder]
-        pip = [sys.executable, "-m", "pip", "--python", str(settings.python)]
-        pip += ["install", "--no-index", "--quiet", "--disable-pip-version-check", *links]
-        runner.run(*pip, *wanted)
-        for extra in OPTIONAL_EXTRAS if not settings.bundles else OPTIONAL_EXTRAS[1:]:
-            result[extra] = _try_extra(extra, pip, runner)
+    pip = [sys.executable, "-m", "pip", "--python", str(settings.python), "install", "--no-index"]
+    pip += ["--quiet", "--disable-pip-version-check", "--find-links", str(settings.wheels)]
+    runner.run(*pip, *wanted)
+    for extra in OPTIONAL_EXTRAS if not settings.bundles else OPTIONAL_EXTRAS[1:]:
+        result[extra] = _try_extra(extra, pip, runner)
     return result
 
 
@@ -106,43 +97,6 @@ def _add_packages(venv: Path, packages: Path) -> None:
     link.write_text(f"{packages.resolve()}\n", encoding="utf-8")
 
 
-def wheel_names(folder: Path) -> set[str]:
-    """Return the names of the wheels in a folder, complete or split into parts."""
-    names = {file.name for file in folder.glob("*.whl")}
-    return names | set(_parts_by_wheel(folder))
-
-
-def join_parts(folder: Path, output: Path) -> list[Path]:
-    """Join the parts of every split wheel in ``folder``; write the wheels to ``output``.
-
-    Parts are NAME.whl.part-00, NAME.whl.part-01 and so on.
-
-    Raises:
-        PieceError: a part in the middle is missing. A missing last part is noticed when the wheel
-            is opened.
-    """
-    wheels = []
-    for name, parts in sorted(_parts_by_wheel(folder).items()):
-        missing = set(range(max(parts) + 1)) - set(parts)
-        if missing:
-            raise PieceError(f"{folder / name} lacks part {min(missing):02}; bring it as well")
-        wheels.append(output / name)
-        with wheels[-1].open("wb") as whole:
-            for number in sorted(parts):
-                with parts[number].open("rb") as part:
-                    shutil.copyfileobj(part, whole)
-    return wheels
-
-
-def _parts_by_wheel(folder: Path) -> dict[str, dict[int, Path]]:
-    parts: defaultdict[str, dict[int, Path]] = defaultdict(dict)
-    for file in folder.iterdir():
-        match = _PART.fullmatch(file.name)
-        if match is not None:
-            parts[match["wheel"]][int(match["number"])] = file
-    return dict(parts)
-
-
 def missing_requirements(
     settings: Settings, load_library: Callable[[str], object] = ctypes.CDLL
 ) -> list[str]:
@@ -167,7 +121,7 @@ def _is_here(settings: Settings, wheel: str, module: str, distribution: str) -> 
     if settings.wheels is not None:
         if not settings.wheels.is_dir():
             return False
-        in_wheels = any(name.startswith(f"{wheel}-") for name in wheel_names(settings.wheels))
+        in_wheels = any(settings.wheels.glob(f"{wheel}-*.whl"))
         return in_wheels or _is_in(settings.site_packages, wheel)
     try:
         importlib.metadata.version(distribution)

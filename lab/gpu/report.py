@@ -1,30 +1,32 @@
-"""Write the tables and the JSON of a work folder; if a GPU was measured, also the document."""
+"""Write the tables of a work folder; if a GPU was measured, also the document."""
 
-import dataclasses
-import json
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from lab.gpu import choices
+from lab.gpu.forward_times import NUM_ROWS
 from lab.gpu.pieces import (
     BENCH_PREFIX,
     BITS_PREFIX,
-    FAMILIES,
-    FORWARDS_PREFIX,
+    CACHES_PREFIX,
+    DRAFT_PREFIX,
+    FAMILIES_PREFIX,
+    NATIVE_PREFIX,
     PARITY_PREFIX,
+    RESULTS_NAME,
+    SERVING_PREFIX,
     TABLES_NAME,
+    TENSORRT_SUFFIX,
 )
-from lab.gpu.runner import DONE, Result, ResultFolder
+from lab.gpu.runner import DONE, Result, ResultFile
 from lab.gpu.settings import FAMILY_LIMITS, WEBGPU
 from scripts.document_sections import table, write_section
 
-SECTION = "gpu"
-JSON_NAME = "gpu.json"
 _WIDTH = 180  # columns
 
 NOTHING = "-"
@@ -39,77 +41,125 @@ BITS_COLUMNS = (
     "bundle", "the same calls again", "any rows, any places", "fixed rows, any places",
     "fixed rows, fixed places",
 )  # fmt: skip
-FORWARD_COLUMNS = ("bundle", "setting", *choices.COLUMNS[3:-1])
+AT_A_TIME_COLUMNS = ("bundle", "run", "loop", "1", "8", "32")
+CACHES_COLUMNS = ("bundle", "cached rows", *(f"{n} new" for n in NUM_ROWS))
+TIME_COLUMNS = ("piece", "state", "seconds")
 FAMILY_COLUMNS = (
     "dtype", "models", "largest difference of a logit", "beyond the limit", "no result"
 )  # fmt: skip
 Row = tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class _Part:
+    """A table of a section of the page, with the text before it."""
+
+    section: str
+    text: str
+    columns: Row
+    rows: list[Row]
+
+
+SECTIONS = ("gpu hour", "gpu")  # not known before the second run; answered by the first
+
+
+def _parts(results: Sequence[Result]) -> list[_Part]:
+    """Return the tables that have rows."""
+    open_section, answered = SECTIONS
+    prefixes = (PARITY_PREFIX, BITS_PREFIX, BENCH_PREFIX)
+    names = [each.piece for each in results if each.piece.startswith(prefixes)]
+    if all(name.endswith(TENSORRT_SUFFIX) for name in names):  # the answered ones keep their page
+        answered = open_section
+    parts = [
+        _Part(
+            open_section,
+            "Requests at a time: tokens per second after a first round. The loops python and "
+            "native run in a Python process, library is the native library.",
+            AT_A_TIME_COLUMNS,
+            cell_rows(results, SERVING_PREFIX) + cell_rows(results, NATIVE_PREFIX),
+        ),
+        _Part(
+            open_section,
+            "Drafts: speed over sampling or beam sampling of the same distribution in one process "
+            "(docs/performance.md). The name ends in the draft.",
+            BENCH_COLUMNS,
+            bench_rows(results, DRAFT_PREFIX),
+        ),
+        _Part(
+            open_section,
+            "A tiny random model of every family, and a Llama with every option: logits of a path "
+            "computed in random ways, compared with the CPU's.",
+            FAMILY_COLUMNS,
+            family_rows(results),
+        ),
+        _Part(
+            open_section,
+            "Milliseconds of the target's forwards by rows in the cache.",
+            CACHES_COLUMNS,
+            cell_rows(results, CACHES_PREFIX),
+        ),
+        _Part(
+            answered,
+            "Compared with the CPU provider, same bundle and seeds. A gap is the difference of the "
+            "scores that decided differently; TV is the total variation of next-token "
+            "distributions along one path.",
+            PARITY_COLUMNS,
+            parity_rows(results),
+        ),
+        _Part(
+            answered,
+            "Ways to compute a path whose logits differ in a bit, and the share of the numbers "
+            "that do ([what follows](../../docs/gpu.md#bit-for-bit-on-a-gpu)).",
+            BITS_COLUMNS,
+            bits_rows(results),
+        ),
+        _Part(
+            answered,
+            "Speed over beam sampling of the same distribution in one process "
+            "(docs/performance.md). Bundles with -tensorrt run its engines.",
+            BENCH_COLUMNS,
+            bench_rows(results, BENCH_PREFIX),
+        ),
+    ]
+    return [part for part in parts if part.rows]
+
+
 def main(work: Path, document: Path) -> None:
-    """Write WORK/tables.txt, WORK/gpu.json and, unless only a CPU was used, the document."""
-    results = ResultFolder(work / "results").all()
+    """Write WORK/tables.txt and, if an NVIDIA GPU was measured, the sections of the document."""
+    results = ResultFile(work / RESULTS_NAME).all()
+    parts = _parts(results)
     with (work / TABLES_NAME).open("w", encoding="utf-8") as file:
         console = Console(file=file, width=_WIDTH)
         if results:
             console.print(_machine_line(results), highlight=False, markup=False, soft_wrap=True)
-        chosen = compared_choices(results)
-        for title, columns, rows in (
-            ("compared with the CPU", PARITY_COLUMNS, parity_rows(results)),
-            ("families", FAMILY_COLUMNS, family_rows(results)),
-            ("ways to compute a path", BITS_COLUMNS, bits_rows(results)),
-            ("measured", BENCH_COLUMNS, bench_rows(results)),
-            ("forwards, ms", FORWARD_COLUMNS, forward_rows(results)),
-            ("settings side by side, ms", choices.COLUMNS, choices.rows(chosen)),
-        ):
-            if rows:
-                console.print(_rich(title, columns, rows))
-        for line in (*not_done(results), *choices.lines_to_take(chosen)):
+        for part in parts:
+            console.print(_rich(part))
+        console.print(_rich(_Part("", "Seconds of each piece.", TIME_COLUMNS, time_rows(results))))
+        for line in not_done(results):
             console.print(line, highlight=False, markup=False, soft_wrap=True)
-    contents = [dataclasses.asdict(result) for result in results]
-    (work / JSON_NAME).write_text(json.dumps(contents, indent=1) + "\n", encoding="utf-8")
     if measured_on_gpu(results):
-        write_section(document, SECTION, section_of(results))
+        for section in dict.fromkeys(part.section for part in parts):
+            write_section(document, section, section_of(results, section))
 
 
 def measured_on_gpu(results: Sequence[Result]) -> bool:
-    """Return whether a benchmark or forwards were measured on an NVIDIA GPU."""
+    """Return whether anything was measured on an NVIDIA GPU."""
     return any(
-        r.state == DONE
-        and r.piece.startswith((BENCH_PREFIX, FORWARDS_PREFIX))
-        and r.values["provider"] not in ("cpu", WEBGPU)
-        for r in results
+        result.values.get("provider", WEBGPU) not in ("cpu", WEBGPU) and result.piece != "machine"
+        for result in results
     )
 
 
-def section_of(results: Sequence[Result]) -> str:
-    """Return the tables as Markdown, with the machine and the date."""
-    chosen = compared_choices(results)
-    return "\n\n".join(
-        [
-            _machine_line(results),
-            "Compared with the CPU provider, same bundle and seeds. A gap is the difference of the "
-            "scores that decided differently; TV is the total variation of next-token "
-            "distributions along one path.",
-            "\n".join(table(PARITY_COLUMNS, parity_rows(results))),
-            "A tiny random model of every family, and a Llama with every option: logits of a path "
-            "computed in random ways, compared with the CPU's.",
-            "\n".join(table(FAMILY_COLUMNS, family_rows(results))),
-            "Ways to compute a path whose logits differ in a bit, and the share of the numbers "
-            "that do ([what follows](../../docs/gpu.md#bit-for-bit-on-a-gpu)).",
-            "\n".join(table(BITS_COLUMNS, bits_rows(results))),
-            "Speed over beam sampling of the same distribution in one process "
-            "(docs/performance.md). Bundles with -no-graphs replay no CUDA graphs, those with "
-            "-tensorrt run its engines.",
-            "\n".join(table(BENCH_COLUMNS, bench_rows(results))),
-            "Settings side by side: milliseconds of the target's forwards after up to 1,000 "
-            "cached rows, and the ratio of the second setting to the first, over the forwards of "
-            "1, 8 and 36 rows or the one that is shown.",
-            "\n".join(table(choices.COLUMNS, choices.rows(chosen))),
-            *not_done(results),
-            *choices.lines_to_take(chosen),
-        ]
-    )
+def section_of(results: Sequence[Result], section: str) -> str:
+    """Return the tables of a section as Markdown, with the machine and the date."""
+    texts = [_machine_line(results)]
+    for part in _parts(results):
+        if part.section == section:
+            texts += [part.text, "\n".join(table(part.columns, part.rows))]
+    if section == SECTIONS[0]:
+        texts += ["Seconds of each piece.", "\n".join(table(TIME_COLUMNS, time_rows(results)))]
+        texts += not_done(results)
+    return "\n\n".join(texts)
 
 
 def not_done(results: Sequence[Result]) -> list[str]:
@@ -128,22 +178,37 @@ def _machine_line(results: Sequence[Result]) -> str:
     return "; ".join(parts) + "."
 
 
-def _rich(title: str, columns: Sequence[str], rows: Sequence[Row]) -> Table:
-    printed = Table(title=title)
-    for index, column in enumerate(columns):
+def _rich(part: _Part) -> Table:
+    printed = Table(title=part.text.partition(":")[0].partition(".")[0])
+    for index, column in enumerate(part.columns):
         printed.add_column(column, no_wrap=index < 2, justify="left" if index < 2 else "right")
-    for row in rows:
+    for row in part.rows:
         printed.add_row(*row)
     return printed
 
 
-def bench_rows(results: Sequence[Result]) -> list[Row]:
+def cell_rows(results: Sequence[Result], prefix: str) -> list[Row]:
+    """Return the rows of pieces that write cells, also of pieces that were stopped."""
+    return [
+        (result.piece.removeprefix(prefix), *cells)
+        for result in results
+        if result.piece.startswith(prefix)
+        for cells in result.values.get("rows", ())
+    ]
+
+
+def time_rows(results: Sequence[Result]) -> list[Row]:
+    """Return a row for every piece: its state, and the seconds that it took."""
+    return [(result.piece, result.state, f"{result.seconds:.1f}") for result in results]
+
+
+def bench_rows(results: Sequence[Result], prefix: str) -> list[Row]:
     """Return a row for every run of every finished benchmark."""
     rows = []
-    for result in _done(results, BENCH_PREFIX):
+    for result in _done(results, prefix):
         runs = {run["name"]: run for run in result.values["runs"]}
         for run in runs.values():
-            rows.append(_bench_row(result.piece.removeprefix(BENCH_PREFIX), run, runs))
+            rows.append(_bench_row(result.piece.removeprefix(prefix), run, runs))
     return rows
 
 
@@ -170,7 +235,12 @@ def parity_rows(results: Sequence[Result]) -> list[Row]:
 
 def family_rows(results: Sequence[Result]) -> list[Row]:
     """Return a row for every dtype in which the families were tested."""
-    cases = [case for result in _done(results, FAMILIES) for case in result.values["cases"]]
+    cases = [
+        case
+        for result in results
+        if result.piece.startswith(FAMILIES_PREFIX)
+        for case in result.values.get("cases", ())
+    ]
     rows: list[Row] = []
     for dtype, limit in FAMILY_LIMITS.items():
         of_dtype = [case for case in cases if case["dtype"] == dtype]
@@ -199,27 +269,6 @@ def bits_rows(results: Sequence[Result]) -> list[Row]:
         )
         for result in _done(results, BITS_PREFIX)
     ]
-
-
-def forward_rows(results: Sequence[Result]) -> list[Row]:
-    """Return a row for every setting of every bundle whose forwards were timed."""
-    return [
-        (
-            result.piece.removeprefix(FORWARDS_PREFIX),
-            setting,
-            *(f"{times[name]:.3f}" if name in times else NOTHING for name in FORWARD_COLUMNS[2:]),
-        )
-        for result in _done(results, FORWARDS_PREFIX)
-        for setting, times in result.values["milliseconds"].items()
-    ]
-
-
-def compared_choices(results: Sequence[Result]) -> list[choices.Compared]:
-    """Return the choices between settings that the measured forwards can compare."""
-    done = _done(results, FORWARDS_PREFIX)
-    return choices.compared(
-        {r.piece.removeprefix(FORWARDS_PREFIX): r.values["milliseconds"] for r in done}
-    )
 
 
 def _bits_cell(count: dict[str, int]) -> str:

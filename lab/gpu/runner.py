@@ -14,6 +14,14 @@ from typing import Any
 _COMMANDS = {  # arguments of Python by command: scripts need not be installed
     "dsbd-export": ("-c", "from dsbd_ort.cli import export; export()"),
     "dsbd-bench": ("-c", "from dsbd_ort.cli import bench; bench()"),
+    "dsbd-distill": ("-c", "from dsbd_ort.cli import distill; distill()"),
+    "widen-feature-draft": (
+        "-c",
+        "import sys, transformers as t; from pathlib import Path; "
+        "from scripts.twin.feature_draft import widen_feature_draft; draft, target, to = "
+        "sys.argv[1:]; "
+        "widen_feature_draft(Path(draft), t.LlamaConfig.from_pretrained(target), Path(to))",
+    ),
 }
 _LONGEST_REASON = 400
 
@@ -96,7 +104,15 @@ class Runner:
 
 
 class PieceError(Exception):
-    """A piece failed; the message is the reason, in one line."""
+    """A piece failed; the message is the reason, in one line.
+
+    Attributes:
+        values: measurements that were complete before.
+    """
+
+    def __init__(self, message: str, values: dict[str, Any] | None = None) -> None:
+        super().__init__(message)
+        self.values = values or {}
 
 
 class NotRunError(Exception):
@@ -113,7 +129,7 @@ class Result:
         reason: why the piece is not done; empty if it is done.
         seconds: duration.
         began: time of the start, ISO 8601, UTC.
-        values: measurements by name.
+        values: measurements by name; of a failed piece those that were complete before.
     """
 
     piece: str
@@ -124,34 +140,30 @@ class Result:
     values: dict[str, Any] = field(default_factory=dict)
 
 
-class ResultFolder:
-    """The results of a work folder."""
+class ResultFile:
+    """The results of a check: one JSON file, written again after every piece."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, file: Path) -> None:
+        self._file = file
 
     def write(self, result: Result) -> None:
         """Store a result; it replaces an earlier one of the same piece."""
-        self._folder.mkdir(parents=True, exist_ok=True)
-        file = self._file(result.piece)
-        partial = file.with_suffix(".partial")
-        partial.write_text(json.dumps(dataclasses.asdict(result), indent=1) + "\n")
-        partial.rename(file)
+        others = [each for each in self.all() if each.piece != result.piece]
+        write_json(self._file, [dataclasses.asdict(each) for each in (*others, result)])
 
     def read(self, piece: str) -> Result | None:
         """Return the result of a piece, None if it has none."""
-        file = self._file(piece)
-        return Result(**json.loads(file.read_text())) if file.exists() else None
-
-    def is_done(self, piece: str) -> bool:
-        """Return whether a piece has a result with the state ``DONE``."""
-        result = self.read(piece)
-        return result is not None and result.state == DONE
+        return next((result for result in self.all() if result.piece == piece), None)
 
     def all(self) -> list[Result]:
         """Return all results, ordered by start time."""
-        results = [Result(**json.loads(file.read_text())) for file in self._folder.glob("*.json")]
-        return sorted(results, key=lambda result: result.began)
+        entries = json.loads(self._file.read_text()) if self._file.exists() else []
+        return sorted((Result(**each) for each in entries), key=lambda result: result.began)
 
-    def _file(self, piece: str) -> Path:
-        return self._folder / f"{piece}.json"
+
+def write_json(file: Path, content: object) -> None:
+    """Write a JSON file, whole or not at all."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    partial = file.with_suffix(".partial")
+    partial.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    partial.rename(file)

@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from fnmatch import fnmatch
 from pathlib import Path
+from typing import Any
 
 from lab.gpu.environment import variables
-from lab.gpu.pieces import Piece
+from lab.gpu.pieces import RESULTS_NAME, Piece
 from lab.gpu.runner import (
     DONE,
     FAILED,
@@ -16,7 +17,7 @@ from lab.gpu.runner import (
     NotRunError,
     PieceError,
     Result,
-    ResultFolder,
+    ResultFile,
     Runner,
 )
 from lab.gpu.settings import ROOT, Settings
@@ -24,11 +25,14 @@ from lab.gpu.settings import ROOT, Settings
 _LEAST_S = 5.0  # no piece is started with less time remaining
 
 
-def chosen(pieces: Sequence[Piece], only: Sequence[str]) -> list[Piece]:
-    """Return the pieces whose name matches a pattern of ``only`` (as bench-*); () matches all."""
-    return [
-        piece for piece in pieces if not only or any(fnmatch(piece.name, name) for name in only)
-    ]
+def chosen(pieces: Sequence[Piece], only: Sequence[str], is_all: bool = True) -> list[Piece]:
+    """Return the pieces whose name matches a pattern of ``only``, such as bench-*.
+
+    Without patterns: all pieces or, unless ``is_all``, those that are not answered yet.
+    """
+    if not only:
+        return [piece for piece in pieces if is_all or not piece.is_answered]
+    return [piece for piece in pieces if any(fnmatch(piece.name, name) for name in only)]
 
 
 def run_pieces(
@@ -39,13 +43,17 @@ def run_pieces(
 ) -> bool:
     """Run the pieces that are not done; return whether none failed and none is left.
 
-    A piece that failed or was not run in an earlier call is tried again. Pieces for which no time
-    remains are reported and left for the next call. Repeated pieces (the table) are always run.
+    A piece that failed or was not run in an earlier call is tried again, after the pieces that were
+    never tried. Pieces for which no time remains are reported and left for the next call. Repeated
+    pieces (the table) are always run. Results are written after every piece.
     """
-    results = ResultFolder(settings.work / "results")
+    results = ResultFile(settings.work / RESULTS_NAME)
+    states = {result.piece: result.state for result in results.all()}
     ends, is_complete = clock() + settings.limit_s, True
-    for piece in pieces:
-        if results.is_done(piece.name) and not piece.is_repeated:
+    for piece in sorted(
+        pieces, key=lambda each: (each.is_repeated, states.get(each.name, DONE) != DONE)
+    ):
+        if states.get(piece.name) == DONE and not piece.is_repeated:
             report(f"{piece.name}: done before")
             continue
         left_s = piece.limit_s if piece.is_repeated else ends - clock()
@@ -71,12 +79,14 @@ def _run(piece: Piece, settings: Settings, limit_s: float, clock: Callable[[], f
         variables(settings),
         limit_s,
     )
-    values = {}
+    values: dict[str, Any] = {}
     try:
         values = piece.action(settings, runner)
     except NotRunError as error:
         state, reason = NOT_RUN, str(error)
-    except (PieceError, OSError, ValueError) as error:
+    except PieceError as error:
+        state, reason, values = FAILED, str(error), error.values
+    except (OSError, ValueError) as error:
         state, reason = FAILED, str(error)
     return Result(
         piece=piece.name,

@@ -17,7 +17,7 @@ from dsbd_runtime.engine.providers import find_provider
 from dsbd_runtime.engine.settings import EngineSettings
 from dsbd_runtime.loading import load_causal_lm
 from dsbd_runtime.ort.ort_module import import_ort
-from lab.gpu.forward_times import SETTINGS, milliseconds_of
+from lab.gpu.forward_times import milliseconds_of
 from tests.cuda_binary.cuda_runtime import StandIn
 
 _WAITS = ("wait ", "copy-and-wait ", "fill-and-wait ")
@@ -167,14 +167,15 @@ def use_from_threads(standin: StandIn, path: str, num_threads: int) -> list[dict
 
 
 def time_settings(standin: StandIn, path: str) -> dict[str, dict[str, int]]:
-    """Return what the laboratory's timing of forwards does by each of its settings."""
+    """Return what the laboratory's timing of forwards does, with CUDA graphs and without."""
     found = {}
-    for name, settings in SETTINGS.items():
+    for name, has_graphs in (("as it is", True), ("--no-cuda-graphs", False)):
+        settings = EngineSettings(cuda_graphs=has_graphs)
         with load_causal_lm(
             open_bundle(Path(path)), "target", provider="cuda", settings=settings
         ) as model:
             standin.take_log()
-            milliseconds_of(model, num_rounds=1, calls_a_round=1)
+            milliseconds_of(model, model.context_length // 2, num_rounds=2, calls_a_round=3)
             found[name] = counts(standin.take_log())
     return found
 

@@ -1,4 +1,4 @@
-"""The check from end to end on the CPU, wheels in parts, and what a machine lacks."""
+"""The check from end to end on the CPU, what is prepared, and what a machine lacks."""
 
 import dataclasses
 import json
@@ -9,15 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from lab.gpu.environment import (
-    install,
-    join_parts,
-    missing_requirements,
-    requirements,
-    variables,
-    wheel_names,
-)
-from lab.gpu.families import Case, cases, difference
+from lab.gpu.environment import install, missing_requirements, requirements, variables
+from lab.gpu.families import difference
+from lab.gpu.family_bundles import Case, cases, export_case
+from lab.gpu.preparation import PARTS, preparing_pieces, unpack
 from lab.gpu.report import BITS_COLUMNS
 from lab.gpu.runner import PieceError, Runner
 from lab.gpu.settings import ROOT, Settings, subjects
@@ -27,7 +22,7 @@ from tests.lab.lab_run import lab_run
 def test_every_piece_runs_on_the_cpu_and_is_not_run_twice(tiny_bundle, tmp_path):
     arguments = [
         "--provider", "cpu", "--work", tmp_path, "--bundle", tiny_bundle.path,
-        "--num-prompts", 1, "--max-new-tokens", 3, "--repetitions", 1,
+        "--num-prompts", 1, "--max-new-tokens", 3, "--repetitions", 1, "--all",
     ]  # fmt: skip
     done = lab_run("gpu", *arguments)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -35,20 +30,25 @@ def test_every_piece_runs_on_the_cpu_and_is_not_run_twice(tiny_bundle, tmp_path)
     assert states["parity-tiny"]["values"]["num_identical"] == 6
     assert set(states["bits-tiny"]["values"]["counts"]) == set(BITS_COLUMNS[1:])
     assert states["bits-tiny"]["values"]["counts"]["the same calls again"]["num_other_ways"] == 0
-    assert set(states["forwards-tiny"]["values"]["milliseconds"]) == {"as it is"}
+    assert len(states["caches-tiny"]["values"]["rows"][0]) == 5
+    served = states["serving-tiny"]["values"]["rows"]
+    assert [(row[0], row[1]) for row in served] == [
+        (run, loop) for run in ("sample", "dsbd W=2") for loop in ("python", "native")
+    ]
+    assert "no " in states["native-tiny"]["reason"] and states["table"]["state"] == "done"
     runs = {run["name"]: run for run in states["bench-tiny"]["values"]["runs"]}
-    assert runs["dsbd W=4 fixed 4x16"]["comparison"]["is_identical"]
-    assert states["bench-tiny-no-graphs"]["reason"] == "provider cpu has no CUDA graphs"
-    assert "dsbd W=2 fixed 4x32" in done.stdout
-    assert done.stdout.rstrip().rsplit("\n", 1)[1].startswith("To take for tiny: padding to ")
+    assert runs["dsbd W=4 fixed 4x8"]["comparison"]["is_identical"]
+    assert "dsbd W=2 fixed 4x4" in done.stdout and "Seconds of each piece" in done.stdout
     again = lab_run("gpu", *arguments, "--only", "parity-*", "--only", "bench-tiny")
     assert again.stdout.splitlines()[:2] == ["parity-tiny: done before", "bench-tiny: done before"]
 
 
-def test_a_family_is_compared_with_the_cpu_or_has_a_reason():
-    same = difference(Case(family="llama", dtype="fp32"), "cpu")
-    assert same == {"case": "llama fp32", "dtype": "fp32", "difference": 0.0, "reason": ""}
-    refused = difference(Case(family="llama", dtype="fp32"), "cuda")
+def test_a_family_is_compared_with_the_cpu_or_has_a_reason(tmp_path):
+    place = export_case(Case(family="llama", dtype="fp32"), tmp_path)
+    assert difference(place, "cpu") == {
+        "case": "llama fp32", "dtype": "fp32", "difference": 0.0, "reason": "",
+    }  # fmt: skip
+    refused = difference(place, "cuda")
     assert refused["difference"] is None and "cuda" in refused["reason"]
 
 
@@ -66,19 +66,6 @@ def test_without_a_gpu_it_says_what_is_missing(tmp_path):
 def test_a_piece_that_does_not_exist_is_refused_with_the_names_that_do(tmp_path):
     done = lab_run("gpu", "--work", tmp_path, "--only", "bench-nothing")
     assert done.returncode == 2 and "parity-demo-fp32" in done.stdout
-
-
-def test_a_variant_is_compared_with_the_bundle_of_its_name(tmp_path):
-    words = ["--work", tmp_path, "--list", "--bundle", tmp_path / "pair", "--variant"]
-    listed = lab_run("gpu", *words, tmp_path / "pair-int4")
-    assert listed.stdout.splitlines()[2:6] == [
-        "forwards-pair", "forwards-pair-int4", "families", "parity-pair",
-    ]  # fmt: skip
-    refused = lab_run("gpu", *words, tmp_path / "other")
-    assert refused.returncode == 2 and refused.stderr.splitlines() == [
-        f"--variant {tmp_path / 'other'} is compared with no bundle; expected the name pair-cuda "
-        "or pair-int4"
-    ]
 
 
 def test_the_check_itself_needs_no_package():
@@ -117,39 +104,43 @@ def test_requirements_are_those_of_the_extra():
     assert any(line.startswith("tokenizers") for line in requirements("cpu"))
 
 
-PARTS = {"a-1.whl.part-00": b"one", "a-1.whl.part-01": b"two", "b-1.whl": b"whole", "notes": b""}
-
-
 def filled(folder, files):
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     for name, content in files.items():
         (folder / name).write_bytes(content)
     return folder
 
 
-def test_parts_are_put_together_in_order_and_missing_ones_named(tmp_path):
-    folder, output = filled(tmp_path / "wheels", PARTS), filled(tmp_path / "joined", {})
-    assert wheel_names(folder) == {"a-1.whl", "b-1.whl"}
-    assert [wheel.name for wheel in join_parts(folder, output)] == ["a-1.whl"]
-    assert (output / "a-1.whl").read_bytes() == b"onetwo"
-    (folder / "a-1.whl.part-01").rename(folder / "a-1.whl.part-02")
-    with pytest.raises(PieceError, match=r"a-1\.whl lacks part 01"):
-        join_parts(folder, tmp_path)
+def test_what_was_prepared_is_packed_in_parts_and_a_missing_one_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr("lab.gpu.preparation.PART_BYTES", 20_000)
+    settings = Settings(work=tmp_path / "here", provider="cpu")
+    filled(tmp_path / "here" / "wheels", {"a.whl": bytes(range(256)) * 200})
+    pack = preparing_pieces(settings)[-1].action
+    files = pack(settings, None)["files"]
+    assert files[:3] == ["part-00", "part-01", "part-02"]
+    parts = tmp_path / "here" / PARTS
+    unpack(parts, tmp_path / "there")
+    assert (tmp_path / "there" / "wheels" / "a.whl").read_bytes() == bytes(range(256)) * 200
+    (parts / "part-01").unlink()
+    refused = lab_run("gpu", "--parts", parts, "--work", tmp_path / "other")
+    assert refused.returncode == 2 and "lacks part-01" in refused.stderr
 
 
 def test_on_webgpu_the_demo_pair_is_exported_in_its_form_and_cuda_is_left_out(tmp_path):
     listed = lab_run("gpu", "--work", tmp_path, "--provider", "webgpu", "--list")
     assert listed.stdout.split() == [
         "install", "machine",
-        "export-demo-fp32", "forwards-demo-fp32", "export-demo-fp16", "forwards-demo-fp16",
-        "families", "parity-demo-fp32", "bits-demo-fp32", "parity-demo-fp16", "bits-demo-fp16",
-        "table",
+        "export-demo-fp16", "serving-demo-fp16", "families-fp16",
+        "export-demo-fp32", "serving-demo-fp32",
+        "draft-demo-fp32-feature", "draft-demo-fp32-2-layers", "draft-demo-fp32-4-layers",
+        "caches-demo-fp32", "caches-demo-fp16", "native-demo-fp32", "native-demo-fp16",
+        "families-fp32",
+        "parity-demo-fp16", "bits-demo-fp16", "parity-demo-fp32", "bits-demo-fp32", "table",
     ]  # fmt: skip
     settings = Settings(work=tmp_path, provider="webgpu")
-    (export,) = subjects(settings)[0].export
-    assert export[-2:] == ("--form", "webgpu")
+    assert all(each.options[-2:] == ("--form", "webgpu") for each in subjects(settings))
     assert {case.options["form"] for case in cases("webgpu")} == {"webgpu"}
-    wheels = filled(tmp_path / "wheels", PARTS)
+    wheels = filled(tmp_path / "wheels", {})
     (line,) = missing_requirements(dataclasses.replace(settings, wheels=wheels), no_driver)
     assert line.startswith(f"no package onnxruntime-ep-webgpu in {wheels}")
 
@@ -159,15 +150,15 @@ def no_driver(name):
 
 
 def test_a_bare_machine_lacks_the_driver_and_both_packages(tmp_path):
-    settings = Settings(work=tmp_path, wheels=filled(tmp_path / "wheels", PARTS))
+    settings = Settings(work=tmp_path, wheels=filled(tmp_path / "wheels", {}))
     words = ("no NVIDIA driver: libcuda.so.1", "onnxruntime-gpu", "cuda-bindings")
     for line, word in zip(missing_requirements(settings, no_driver), words, strict=True):
         assert word in line and "\n" not in line
     assert missing_requirements(dataclasses.replace(settings, provider="cpu"), no_driver) == []
 
 
-def test_a_package_is_there_as_wheel_in_parts_or_in_other_site_packages(tmp_path):
-    wheels = filled(tmp_path / "wheels", {"onnxruntime_gpu-1.31.1-cp312.whl.part-00": b""})
+def test_a_package_is_there_as_wheel_or_in_other_site_packages(tmp_path):
+    wheels = filled(tmp_path / "wheels", {"onnxruntime_gpu-1.31.1-cp312.whl": b""})
     site_packages = filled(tmp_path / "site", {"cuda_bindings-13.5.0.dist-info": b""})
     settings = Settings(work=tmp_path, wheels=wheels, site_packages=site_packages)
     assert missing_requirements(settings, lambda name: None) == []

@@ -1,6 +1,7 @@
 """Pieces one after another: time limits, failures, and going on where a call ended."""
 
 import itertools
+import json
 import re
 import sys
 import time
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from lab.gpu.pieces import Piece, pieces
-from lab.gpu.runner import DONE, FAILED, NOT_RUN, NotRunError, PieceError, ResultFolder, Runner
+from lab.gpu.runner import DONE, FAILED, NOT_RUN, NotRunError, PieceError, ResultFile, Runner
 from lab.gpu.schedule import chosen, run_pieces
 from lab.gpu.settings import ROOT, Settings
 
@@ -58,7 +59,7 @@ class Actions:
                 raise NotRunError("not here")
             return {"name": name}
 
-        return Piece(name, 9.0, action, **options)
+        return Piece(name, action, **options)
 
     def pieces(self):
         return [*map(self.piece, "abc"), self.piece("table", is_repeated=True)]
@@ -68,7 +69,7 @@ def test_a_failure_is_recorded_and_the_others_go_on_and_only_it_is_tried_again(t
     actions, said = Actions(), []
     settings = Settings(work=tmp_path, provider="cpu")
     assert not run_pieces(actions.pieces(), settings, said.append)
-    results = ResultFolder(tmp_path / "results").all()
+    results = ResultFile(tmp_path / "gpu.json").all()
     states = {result.piece: (result.state, result.reason) for result in results}
     assert states == {
         "a": (DONE, ""), "b": (FAILED, "broken"), "c": (NOT_RUN, "not here"), "table": (DONE, ""),
@@ -89,22 +90,61 @@ def test_what_has_no_time_left_is_left_for_the_next_call_but_not_the_table(tmp_p
     assert said[1:3] == [f"{name}: left for the next call, the 12 s are over" for name in "bc"]
 
 
+def test_a_piece_that_takes_too_long_says_so_keeps_its_rows_and_the_next_one_runs(tmp_path):
+    code = (
+        "import sys, time; from pathlib import Path; "
+        'Path(sys.argv[1]).write_text(\'{"rows": [["a"]]}\'); time.sleep(60)'
+    )
+
+    def slow(settings, runner):
+        file = tmp_path / "rows.json"
+        try:
+            runner.run(sys.executable, "-c", code, file)
+        except PieceError as error:
+            error.values = json.loads(file.read_text())
+            raise
+
+    said, seen = [], []
+    next_piece = Piece("next", lambda settings, runner: {"before": said[:]})
+    every = [Piece("slow", slow, 1.0), next_piece]
+    assert not run_pieces(every, Settings(work=tmp_path, provider="cpu"), said.append)
+    by_piece = {result.piece: result for result in ResultFile(tmp_path / "gpu.json").all()}
+    assert by_piece["slow"].values == {"rows": [["a"]]}
+    assert by_piece["slow"].reason.startswith("took over 1 s")
+    assert by_piece["next"].state == DONE and len(by_piece["next"].values["before"]) == 1
+    again = [every[0], next_piece, Piece("new", lambda settings, runner: seen.append(1) or {})]
+    run_pieces(again, Settings(work=tmp_path, provider="cpu"), said.append)
+    assert [line.split(":")[0] for line in said[2:]] == ["next", "new", "slow"]  # it was tried
+
+
+ORDER = [
+    "install", "machine",
+    "export-demo-fp16", "serving-demo-fp16", "families-fp16",
+    "make-twin", "export-twin-1B-fp16", "serving-twin-1B-fp16",
+    "draft-twin-1B-fp16-feature", "draft-twin-1B-fp16-2-layers", "draft-twin-1B-fp16-4-layers",
+    "caches-twin-1B-fp16", "caches-demo-fp16", "native-twin-1B-fp16", "native-demo-fp16",
+    "build-demo-fp16-tensorrt", "parity-demo-fp16-tensorrt", "bits-demo-fp16-tensorrt",
+    "bench-demo-fp16-tensorrt", "families-fp32", "table",
+]  # fmt: skip
+
+
+def test_what_is_not_known_comes_first_and_what_is_answered_is_left_out(tmp_path):
+    every = pieces(Settings(work=tmp_path))
+    assert [piece.name for piece in chosen(every, [], is_all=False)] == ORDER
+    slow = [piece.name for piece in every if piece.limit_s > 90]
+    assert all(name == "make-twin" or name.startswith("export-") for name in slow)
+    assert chosen(every, []) == every and len({piece.name for piece in every}) == len(every)
+    rest = [piece.name for piece in every if piece.name not in ORDER]
+    assert rest[0] == "export-demo-fp32" and rest[-1] == "bench-twin-1B-fp16"
+
+
 def test_pieces_are_chosen_by_name_or_pattern(tmp_path):
     every = pieces(Settings(work=tmp_path, params="150M"))
-    names = [piece.name for piece in chosen(every, ["install", "bench-*-no-graphs"])]
+    names = [piece.name for piece in chosen(every, ["install", "bench-*"], is_all=False)]
     assert names == [
-        "install", "bench-demo-fp32-no-graphs", "bench-demo-fp16-no-graphs",
-        "bench-twin-150M-fp16-no-graphs",
+        "install", "bench-demo-fp16-tensorrt", "bench-demo-fp16", "bench-demo-fp32",
+        "bench-twin-150M-fp16",
     ]  # fmt: skip
-    names = [piece.name for piece in chosen(every, ["*twin*"])]
-    assert names[:6] == [
-        "export-twin-150M-fp16", "forwards-twin-150M-fp16", "export-twin-150M-fp16-cuda",
-        "forwards-twin-150M-fp16-cuda", "export-twin-150M-fp16-int4",
-        "forwards-twin-150M-fp16-int4",
-    ]  # fmt: skip
-    assert not any("cuda" in name or "int4" in name for name in names[6:])  # only timed
-    assert [piece.name for piece in every].index("forwards-twin-150M-fp16-int4") < 12
-    assert chosen(every, []) == every and len({piece.name for piece in every}) == len(every)
 
 
 class RunnerOnHopper:
