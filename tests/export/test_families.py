@@ -21,7 +21,7 @@ from dsbd_export.config import ModelOptions
 from dsbd_export.errors import ExportError
 from dsbd_export.gate.parity import MAX_ABS_ERROR, ParityLimit
 from dsbd_export.given_prompt.kinds import GIVEN_KINDS
-from dsbd_export.model_source import parts_of_engine
+from dsbd_export.model_source import ModelSource
 from dsbd_export.parity_cases import forest_cases, reference_logits, text_case
 from dsbd_export.passes.webgpu_graph import use_webgpu_operators
 from dsbd_runtime.bundle_files.manifest import ModelEntry
@@ -285,7 +285,7 @@ def test_wrong_masks_and_positions_fail_with_a_sliding_window(name, captures, tm
         mutated.CopyFrom(model)
         mutate(mutated.graph)
         if mutate in WRONG_MASKS:
-            contract = joined(parts_of_engine(checkpoint, ModelOptions()))
+            contract = joined(ModelSource(checkpoint).parts(ModelOptions()))
             with pytest.raises(ExportError, match="its layers attend with"):
                 check_contract(ir.from_proto(mutated), contract, form_of(model.graph))
         onnx.save(mutated, tmp_path / "target" / "model.onnx")

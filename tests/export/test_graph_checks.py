@@ -22,7 +22,7 @@ from dsbd_export.checkpoints.families import AttentionForm
 from dsbd_export.checkpoints.model_loading import load_model
 from dsbd_export.config import ModelOptions
 from dsbd_export.errors import ExportError
-from dsbd_export.model_source import ModelSource, parts_of_engine
+from dsbd_export.model_source import ModelSource
 from dsbd_export.opening import open_checkpoint
 from dsbd_export.passes.optimize import optimize_graph
 from dsbd_export.progress import silent
@@ -37,7 +37,7 @@ def model(exported):
 
 def contract_of(exported):
     target = exported_target(exported.config, exported.config.output)
-    return joined(parts_of_engine(target, exported.config))
+    return joined(ModelSource(target).parts(exported.config))
 
 
 @pytest.fixture
@@ -211,7 +211,7 @@ def checkpoint(small_llama_folder):
 
 def test_caches_are_in_the_order_of_layers_after_what_every_engine_has(checkpoint):
     mixed = replace(checkpoint, caches=(CONVOLUTION, ATTENDING), feature_layers=(0,))
-    contract = joined(parts_of_engine(mixed, ModelOptions()))
+    contract = joined(ModelSource(mixed).parts(ModelOptions()))
     rows = ["0.convolution", "1.key", "1.value"]
     past = [f"past_key_values.{each}" for each in rows]
     of_some = ["recent_write_indices", "ancestors", "feature_rows"]
