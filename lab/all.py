@@ -1,9 +1,10 @@
 """All tables of one day: the measurements whose inputs are there, until the time is over.
 
 In WORK lie the bundles: those of lab/run speed, which makes them, pair (lab/run real-pair export),
-real_model (lab/run real-model) and whisper (a checkpoint of transformers). A measurement starts if
-its inputs are there and the minutes that it usually takes are left. WORK/all.md lists what ran,
-with its minutes, and what was left out, with the reason: docs/ must not quote the latter as new.
+real_model (lab/run real-model), long (see lab/run long-context) and whisper (a checkpoint of
+transformers). A measurement starts if its inputs are there and its minutes are left. WORK/all.md
+lists what ran, with its minutes, and what was left out, with the reason: docs/ must not quote the
+latter as new.
 """
 
 import subprocess
@@ -25,7 +26,8 @@ COLUMNS = "measurement", "result", "minutes"
 class Measurement:
     """A command line of lab/run.
 
-    minutes: what it usually takes on two cores. needs: files of the work folder.
+    minutes: an estimate for two cores, which only decides what is started.
+    needs: files of the work folder.
     """
 
     arguments: str

@@ -164,7 +164,6 @@ class Preemption:
 
     def begin(self) -> bool:
         """Begin to compute the rows; return whether none is left, as other requests have them."""
-        self._calls = self._compute()
         return self.advance(None)
 
     def advance(self, result: ForwardResult | None) -> bool:
@@ -179,7 +178,7 @@ class Preemption:
     def interrupt(self) -> None:
         """Drop the rows that are there again."""
         self._calls.close()
-        self.wanted = None
+        self._calls, self.wanted = self._compute(), None
         for role, view in self._views.items():
             if role in self.rows:
                 view.row_cache.close_view(self.rows[role])

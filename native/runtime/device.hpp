@@ -45,7 +45,7 @@ public:
     void upload(const std::vector<Copy>& copies);
     /// Error: the device has failed.
     void download(const std::vector<Copy>& copies);
-    /// Wait for all work in the queue. Errors of it are left to later calls.
+    /// Wait until all queued work is done. If it fails, a later call raises the error.
     void wait() noexcept;
     /// Held by whoever uses a device: all sessions of a process share one queue of work.
     static std::unique_lock<std::recursive_mutex> turn();

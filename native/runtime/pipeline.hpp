@@ -52,8 +52,8 @@ struct PreparedRequest {
     std::shared_ptr<const TextRun> start;  // null: the bundle has no native text
 };
 
-/// Target and draft where their settings place them. `prepare` may be called by any thread; the
-/// engines are for one thread.
+/// The engines of target and draft, each on the device that the settings name for it. `prepare` may
+/// be called by any thread; the engines are for one thread.
 class Pipeline {
 public:
     /// Error: the bundle is damaged, or not for this library.

@@ -41,8 +41,8 @@ struct Placement {
     std::string name() const;
 };
 
-/// The placement of "cpu", "webgpu" (its first device) or "webgpu:1", the value of a setting;
-/// Error: it is unknown, or not native.
+/// Return the placement that the value of a setting names: "cpu", "webgpu" (its first device) or
+/// "webgpu:1". Error: the provider is unknown, or not native.
 Placement placement_of(const std::string& setting, const std::string& text);
 
 /// Error unless a provider runs an engine of a bundle: its form, types, caches, quantization.

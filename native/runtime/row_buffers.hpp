@@ -22,7 +22,8 @@ public:
     virtual void bind(Binding& binding) = 0;
     /// The capacity for so many rows, of which `num_used` are computed.
     virtual std::size_t capacity_for(std::size_t num_rows, std::size_t num_used) const;
-    /// Give every cache so many rows and keep the first `num_used`; the rest is zero.
+    /// Give every cache room for `capacity` rows; keep its first `num_used` rows, set the others to
+    /// zero. Called with the present capacity only if no row is used.
     /// CapacityError: there is no memory; the caches are as before.
     virtual void resize(std::size_t capacity, std::size_t num_used) = 0;
     /// Copy these rows, increasing and none below `first_row`, to `first_row` and after it.

@@ -205,8 +205,8 @@ class ForwardResult:
             not measured.
         failed: for a forward with several sources, errors by source; the results of these sources'
             rows are invalid. None: all sources were read.
-        sets_up: whether the engine did work that it saves later calls of this size, such as binding
-            or recording the call: the time of this one says nothing about them.
+        sets_up: whether the engine did work that later calls of this size do not need, such as
+            binding or recording the call. Its time says nothing about theirs.
     """
 
     logits: Logits

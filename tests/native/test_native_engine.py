@@ -100,24 +100,26 @@ def assert_same_logits(native, logits, answer):
         assert native.ask(full=row) == {"logits": bits(logits.full.read(np.array([row])))}
 
 
+def assert_same_calls(native, engine, rng, sizes):
+    """Make the same forwards and prunes with both."""
+    paths = NO_PATHS
+    for num_new in sizes:
+        forward = random_forward(rng, engine, paths, num_new)
+        answer = native.forward(forward)
+        assert_same_logits(native, engine.forward(forward).logits, answer)
+        paths = np.vstack([np.pad(paths, ((0, 0), (0, num_new))), forward.mask])
+        kept = np.flatnonzero(paths[rng.random(engine.num_rows) < 0.1].any(axis=0))
+        engine.keep(kept)
+        room = {"num_rows": engine.num_rows, "num_free_rows": engine.num_free_rows}
+        assert native.ask(keep=kept.tolist()) == room
+        paths = paths[kept][:, kept]
+
+
 def assert_same_engine(native_build, bundle, role, sizes=SIZES, seed=0):
-    rng = np.random.default_rng(seed)
     native = NativeEngine(native_build, bundle, role)
     settings = EngineSettings(num_threads=1)
     with load_causal_lm(open_bundle(bundle), role, settings=settings) as engine:
-        paths = NO_PATHS
-        for num_new in sizes:
-            forward = random_forward(rng, engine, paths, num_new)
-            answer = native.forward(forward)
-            assert_same_logits(native, engine.forward(forward).logits, answer)
-            paths = np.vstack([np.pad(paths, ((0, 0), (0, num_new))), forward.mask])
-            kept = np.flatnonzero(paths[rng.random(engine.num_rows) < 0.1].any(axis=0))
-            engine.keep(kept)
-            assert native.ask(keep=kept.tolist()) == {
-                "num_rows": engine.num_rows,
-                "num_free_rows": engine.num_free_rows,
-            }
-            paths = paths[kept][:, kept]
+        assert_same_calls(native, engine, np.random.default_rng(seed), sizes)
         engine.keep(np.arange(0))
         assert native.ask(keep=[])["num_free_rows"] == engine.num_free_rows
     native.close()

@@ -12,10 +12,8 @@ from dsbd_runtime.loading import load_causal_lm
 from tests.exports import family_pair
 from tests.made_once import made_once
 from tests.native.test_native_engine import (
-    NO_PATHS,
     NativeEngine,
-    assert_same_logits,
-    random_forward,
+    assert_same_calls,
 )
 from tests.webgpu.conftest import HEADS
 from tests.webgpu.test_calls import MOST, MOST_OF_A_PRUNE
@@ -28,21 +26,11 @@ PROVIDERS = {"webgpu": False, "webgpu+capture": True}
 
 def check_engine(native_build, bundle, role, provider):
     """The same calls and prunes in both libraries; both record a call when its size repeats."""
-    rng, paths = np.random.default_rng(0), NO_PATHS
     native = NativeEngine(native_build, bundle, role, provider)
     settings = EngineSettings(cuda_graphs=PROVIDERS[provider])
     opened = load_causal_lm(open_bundle(bundle), role, provider="webgpu", settings=settings)
     with opened as engine:
-        for num_new in SIZES:
-            forward = random_forward(rng, engine, paths, num_new)
-            answer = native.forward(forward)
-            assert_same_logits(native, engine.forward(forward).logits, answer)
-            paths = np.vstack([np.pad(paths, ((0, 0), (0, num_new))), forward.mask])
-            kept = np.flatnonzero(paths[rng.random(engine.num_rows) < 0.1].any(axis=0))
-            engine.keep(kept)
-            room = {"num_rows": engine.num_rows, "num_free_rows": engine.num_free_rows}
-            assert native.ask(keep=kept.tolist()) == room
-            paths = paths[kept][:, kept]
+        assert_same_calls(native, engine, np.random.default_rng(0), SIZES)
     native.close()
 
 

@@ -126,8 +126,7 @@ def observe_call(
 ) -> None:
     """Let costs learn from calls that were made together, and from the source that they read.
 
-    Nothing is learned from a call that set the engine up for its size: on a GPU it takes as long as
-    dozens of the next ones.
+    Nothing is learned from a call that set the engine up for its size (``ForwardResult.sets_up``).
     """
     role = calls[0].role
     if (reading := result.reading) is not None:

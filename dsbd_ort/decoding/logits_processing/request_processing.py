@@ -211,7 +211,7 @@ class RequestProcessing:
         is_allowed: NDArray[np.bool_],
         candidates: Candidates,
     ) -> NDArray[np.bool_]:
-        """Return for which rows no token that a top-k head left out can be among the best."""
+        """Return for each row whether all of its best tokens are among those of the top-k head."""
         may_raise = np.zeros(len(before), dtype=np.bool_)
         for processor in self.processors:
             may_raise |= processor.may_raise(candidates)
