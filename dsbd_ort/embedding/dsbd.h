@@ -98,7 +98,7 @@ DSBD_API void dsbd_free(char *text);
  * until the next call of this thread. */
 DSBD_API const char *dsbd_last_error(void);
 
-/* The version of this library, such as "0.1.0". */
+/* The version of this library, such as "0.2.0". */
 DSBD_API const char *dsbd_version(void);
 
 #ifdef __cplusplus
