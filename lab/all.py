@@ -36,25 +36,31 @@ class Measurement:
 
 
 _INT8, _FP32 = "speed/bundle-150M-int8-demo", "speed/bundle-150M-none-demo"
-MEASUREMENTS = (  # what docs/ quotes most comes first
-    Measurement("real-pair calls pair", 5, ("pair",)),
+_TWIN = "--quantize none --quantize int8 --work speed"
+_PEERS = "peers --speed speed --work peers --num-prompts"
+MEASUREMENTS = (  # what docs/ quotes most comes first; as large as the tables are
+    Measurement("real-pair calls pair", 2, ("pair",)),
     Measurement("real-pair requests pair", 60, ("pair",)),
     Measurement("real-pair quality pair", 100, ("pair",)),
-    Measurement("speed --params 150M --work speed", 60),
-    Measurement("speed --params 1B --work speed", 180),
+    Measurement(f"speed --params 150M --num-prompts 4 --repetitions 4 {_TWIN}", 15),
+    Measurement(f"speed --params 1B --num-prompts 2 --repetitions 3 {_TWIN}", 15),
     Measurement(f"loops --bundle {_INT8}", 10, (_INT8,)),
-    Measurement(f"host-time {_INT8}", 10, (_INT8,)),
-    Measurement(f"calls {_INT8} {_FP32}", 40, (_INT8, _FP32)),
-    Measurement(f"serving {_INT8} {_FP32}", 15, (_INT8, _FP32)),
+    Measurement(f"host-time {_INT8}", 3, (_INT8,)),
+    Measurement(f"calls {_INT8} {_FP32}", 10, (_INT8, _FP32)),
+    Measurement(f"serving {_INT8} {_FP32} --rounds 4", 6, (_INT8, _FP32)),
     Measurement(f"retrieval {_INT8} {_FP32}", 30, (_INT8, _FP32)),
-    Measurement("long-context long", 20, ("long",)),
-    Measurement("peers --speed speed --work peers", 60, (_INT8, _FP32)),
-    Measurement("peers --compare schemas --speed speed --work peers", 40, (_INT8, _FP32)),
-    Measurement("peers --compare retrieval --speed speed --work peers", 30, (_INT8, _FP32)),
+    Measurement("long-context long", 5, ("long",)),
+    Measurement(f"{_PEERS} 4 --rounds 2", 15, (_INT8, _FP32)),
+    Measurement(
+        f"{_PEERS} 3 --rounds 2 --compare schemas --max-new-tokens 96", 10, (_INT8, _FP32)
+    ),
+    Measurement(
+        f"{_PEERS} 2 --rounds 1 --compare retrieval --width 64", 5, (_INT8, _FP32)
+    ),
     Measurement("real-pair peers pair", 60, ("pair",)),
     Measurement("real-model --work real_model --stage speed", 60, ("real_model",)),
     Measurement("transcription whisper --work transcription", 30, ("whisper",)),
-    Measurement("constraints", 10),
+    Measurement("constraints", 3),
 )
 
 
