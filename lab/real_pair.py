@@ -333,6 +333,7 @@ def answers(
 @click.option("--kind", "kinds", multiple=True, type=click.Choice(list(KINDS)), help="[all]")
 @click.option("--length", "lengths", multiple=True, type=int, default=LENGTHS, show_default=True)
 @click.option("--context", "contexts", multiple=True, default=("auto",), show_default=True)
+@click.option("--drafter", type=click.Choice(("model", "model+ngram")), default="model")
 @click.option("--max-new-tokens", "num_new", default=160, show_default=True)
 @writes(RESULTS / "real_pair.md")
 def requests(
@@ -341,10 +342,12 @@ def requests(
     kinds: Sequence[str],
     lengths: Sequence[int],
     contexts: Sequence[str],
+    drafter: str,
     num_new: int,
 ) -> None:
     """Write ratios of request times without and with a draft."""
-    page.begin(*map(_section, lengths))
+    by_whom = f", {drafter}" * (drafter != "model")
+    page.begin(*(f"requests of {length} tokens{by_whom}" for length in lengths))
     common = page.threads, num_new
     for length in lengths:
         rows: list[list[str]] = []
@@ -356,17 +359,14 @@ def requests(
                 undrafted = in_own_process(answers, bundle, length, plain, *common)
             for context in contexts:
                 size = int(context) if context.isdigit() else context
-                options = {**drafted, "draft_context": size}
+                options = {**drafted, "draft_context": size, "drafter": drafter}
                 row = (kind, length, context)
                 with_draft = in_own_process(answers, bundle, length, options, *common)
                 rows.append([*map(str, row), *_cells(undrafted, with_draft, sampled)])
                 click.echo("  ".join(rows[-1]))
         lines = table(COLUMNS, rows)
-        page.write(_section(length), lines, f"{num_new} new tokens at most", bundle.name)
-
-
-def _section(length: int) -> str:
-    return f"requests of {length} tokens"
+        section = f"requests of {length} tokens{by_whom}"
+        page.write(section, lines, f"{num_new} new tokens at most", bundle.name)
 
 
 def _cells(

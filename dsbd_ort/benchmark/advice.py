@@ -43,7 +43,7 @@ _STRATEGIES: dict[tuple[str, int], tuple[dict[str, Any], dict[str, Any]]] = {
     ),
 }
 _FIXED_LAYER: dict[str, Any] = {"draft_policy": "fixed", "draft_length": 1, "draft_beams": 1}
-NUM_STEPS = len(_STRATEGIES) + 3  # calls of ``on_step`` in ``advise``
+NUM_STEPS = len(_STRATEGIES) + 4  # calls of ``on_step`` in ``advise``
 _LEAST_GAIN = 0.03  # least gain that is worth a line
 
 
@@ -66,12 +66,14 @@ class Advice:
     agreement: in greedy answers, the share of drafted tokens that equal the target's.
     gains: one for each strategy.
     greedy_at_half: expected speed-up of ``greedy`` if calls of the draft took half of their time.
+    greedy_by_ngrams: the same if n-grams draft wherever the text repeats itself.
     """
 
     costs: EngineCosts
     agreement: float
     gains: tuple[Gain, ...]
     greedy_at_half: float
+    greedy_by_ngrams: float
 
     @property
     def price(self) -> float:
@@ -128,7 +130,9 @@ def advise(
     cheaper = EngineCosts(costs.target, half)
     greedy_at_half = greedy_gain(pipeline, prompts, cheaper)
     on_step()
-    return Advice(costs, agreement, tuple(gains), greedy_at_half)
+    greedy_by_ngrams = greedy_gain(pipeline, prompts, costs, drafter="model+ngram")
+    on_step()
+    return Advice(costs, agreement, tuple(gains), greedy_at_half, greedy_by_ngrams)
 
 
 def agreement_of(pipeline: Pipeline, prompts: Sequence[str]) -> float:
@@ -139,9 +143,12 @@ def agreement_of(pipeline: Pipeline, prompts: Sequence[str]) -> float:
     return sum(each.num_accepted_tokens for each in stats) / max(num_drafted, 1)
 
 
-def greedy_gain(pipeline: Pipeline, prompts: Sequence[str], costs: EngineCosts) -> float:
-    """Return the speed-up of greedy answers by the draft, computed from these costs."""
-    return _expected(pipeline, prompts, costs, 1, _STRATEGIES["greedy", 1][1])[0]
+def greedy_gain(
+    pipeline: Pipeline, prompts: Sequence[str], costs: EngineCosts, drafter: str = "model"
+) -> float:
+    """Return the speed-up of greedy answers by a drafter, computed from these costs."""
+    options = {**_STRATEGIES["greedy", 1][1], "drafter": drafter}
+    return _expected(pipeline, prompts, costs, 1, options)[0]
 
 
 def _expected(
@@ -193,6 +200,11 @@ def sentences(advice: Advice, *, is_cheapest: bool) -> list[str]:
             f"At half of that price greedy is expected to gain {advice.greedy_at_half:.2f} instead "
             f"of {greedy:.2f}: try dsbd-export --bundle BUNDLE --draft DRAFT "
             "--draft-quantize auto --draft-vocab 32768"
+        )
+    if advice.greedy_by_ngrams > greedy * (1.0 + _LEAST_GAIN):
+        lines.append(
+            f"With n-grams before the draft greedy is expected to gain "
+            f"{advice.greedy_by_ngrams:.2f} instead of {greedy:.2f}: try --drafter model+ngram"
         )
     rows = advice.costs.target.up_to(16)
     for (name, num_beams), gain in by_kind.items():
