@@ -51,12 +51,8 @@ MEASUREMENTS = (  # what docs/ quotes most comes first; as large as the tables a
     Measurement(f"retrieval {_INT8} {_FP32}", 30, (_INT8, _FP32)),
     Measurement("long-context long", 5, ("long",)),
     Measurement(f"{_PEERS} 4 --rounds 2", 15, (_INT8, _FP32)),
-    Measurement(
-        f"{_PEERS} 3 --rounds 2 --compare schemas --max-new-tokens 96", 10, (_INT8, _FP32)
-    ),
-    Measurement(
-        f"{_PEERS} 2 --rounds 1 --compare retrieval --width 64", 5, (_INT8, _FP32)
-    ),
+    Measurement(f"{_PEERS} 3 --rounds 2 --compare schemas --max-new-tokens 96", 10, (_INT8, _FP32)),
+    Measurement(f"{_PEERS} 2 --rounds 1 --compare retrieval --width 64", 5, (_INT8, _FP32)),
     Measurement("real-pair peers pair", 60, ("pair",)),
     Measurement("real-model --work real_model --stage speed", 60, ("real_model",)),
     Measurement("transcription whisper --work transcription", 30, ("whisper",)),
