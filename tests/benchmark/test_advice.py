@@ -59,6 +59,14 @@ def test_the_demo_pair_is_judged_by_its_own_costs(demo_bundle) -> None:
     assert found.greedy_by_ngrams > 0.8
 
 
+def test_the_gain_is_found_after_prompts_that_the_draft_has_to_read(demo_bundle) -> None:
+    # Like those of Qwen2.5-Coder 1.5B and 0.5B: 48 tokens would not pay for reading 250.
+    costs = EngineCosts(CostCurve((1, 16), (0.045, 0.09)), CostCurve((1, 16), (0.0096, 0.05)))
+    with Pipeline.from_bundle(demo_bundle, num_threads=1) as pipeline:
+        ids = pipeline.tokenizer.encode("\n\n".join(PROMPTS) * 4)[:250]
+        assert greedy_gain(pipeline, [pipeline.tokenizer.decode(ids)], costs) > 1.1
+
+
 def test_ngrams_are_recommended_where_the_prompt_is_copied(demo_bundle) -> None:
     costs = EngineCosts(CostCurve((1, 16), (0.05, 0.06)), CostCurve((1, 16), (0.04, 0.05)))
     body = "".join(f"    self.field_{i} = field_{i}\n" for i in range(12))
