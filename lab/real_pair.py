@@ -333,7 +333,9 @@ def answers(
 @click.option("--kind", "kinds", multiple=True, type=click.Choice(list(KINDS)), help="[all]")
 @click.option("--length", "lengths", multiple=True, type=int, default=LENGTHS, show_default=True)
 @click.option("--context", "contexts", multiple=True, default=("auto",), show_default=True)
-@click.option("--drafter", type=click.Choice(("model", "model+ngram")), default="model")
+@click.option(
+    "--drafter", type=click.Choice(("model", "model+ngram")), default="model", show_default=True
+)
 @click.option("--max-new-tokens", "num_new", default=160, show_default=True)
 @writes(RESULTS / "real_pair.md")
 def requests(

@@ -41,7 +41,7 @@ struct Placement {
     std::string name() const;
 };
 
-/// Return the placement that the value of a setting names: "cpu", "webgpu" (its first device) or
+/// Return the placement that a setting names: "cpu", "webgpu" (the first device) or
 /// "webgpu:1". Error: the provider is unknown, or not native.
 Placement placement_of(const std::string& setting, const std::string& text);
 
